@@ -53,6 +53,8 @@ SILENT_MS: Final = 90_000
 """A client whose connections are there, but that sends no call for so long, is gone."""
 SETTINGS_KEPT_MS: Final = 10_000
 """Settings of a consumer group are asked for again after so long."""
+MOST_IDS: Final = 1_000
+"""Clients of one connection; a proxy may have those of many."""
 MOST_PRODUCED: Final = 256
 """Topics of one client's transactions."""
 MOST_TOPICS: Final = 1_024
@@ -179,6 +181,11 @@ class GrpcClients:
                 f"the header x-mq-client-id must have 1 to {MOST_ID_CHARACTERS} characters",
             )
         now_ms = self._now_ms()
+        known = call.session.client_ids
+        if client_id not in known and len(known) >= MOST_IDS:
+            raise RefusedCall(
+                ReplyCode.TOO_MANY_REQUESTS, f"a connection speaks for at most {MOST_IDS} clients"
+            )
         client = self._clients.get(client_id)
         if client is None:
             if len(self._clients) >= self._max_clients:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 from h2.config import H2Configuration
 from h2.connection import H2Connection
@@ -13,6 +14,7 @@ from mqmesh.protocol.grpc.calls import FRAMES_PER_STEP, GrpcStatus
 from mqmesh.protocol.grpc.codes import ReplyCode
 from mqmesh.protocol.grpc.messages import CLASSES, SERVICE
 from mqmesh.roles.gateway.grpc.authorization import sign_date
+from mqmesh.roles.gateway.grpc.clients import MOST_IDS
 from mqmesh.roles.gateway.grpc.session import GrpcSession
 from mqmesh.roles.gateway.users import GatewayUser
 from mqmesh.testing.clock import ManualClock
@@ -32,6 +34,10 @@ class Connected:
         self.statuses: dict[int, int] = {}
         self.bodies: dict[int, bytes] = {}
 
+    def answer(self, number: int, name: str = "HeartbeatResponse") -> Any:
+        """The one answer to a call."""
+        return CLASSES[name].FromString(self.bodies[number][5:])
+
     def call(
         self,
         name: str,
@@ -39,13 +45,14 @@ class Connected:
         timeout: str = "",
         *more: tuple[str, str],
         end: bool = True,
+        client_id: str = "me",
     ) -> int:
         number = self.h2.get_next_available_stream_id()
         headers = [
             (":method", "POST"),
             (":path", f"/{SERVICE}/{name}"),
             ("content-type", "application/grpc"),
-            ("x-mq-client-id", "me"),
+            ("x-mq-client-id", client_id),
             *([("grpc-timeout", timeout)] if timeout else []),
             *more,
         ]
@@ -62,6 +69,7 @@ class Connected:
         data, self.output.data = self.output.data, b""
         for event in self.h2.receive_data(data):
             if isinstance(event, DataReceived):
+                self.h2.increment_flow_control_window(event.flow_controlled_length)
                 number = event.stream_id
                 self.bodies[number] = self.bodies.get(number, b"") + event.data
             elif isinstance(event, ResponseReceived | TrailersReceived):
@@ -82,8 +90,7 @@ def test_rubbish_in_place_of_a_request_ends_the_call_only():
     bad, good = one.call("Heartbeat", b"\x0a\xff"), one.call("Heartbeat")
     one.exchange()
     assert one.statuses == {bad: GrpcStatus.INVALID_ARGUMENT, good: GrpcStatus.OK}
-    answer = CLASSES["HeartbeatResponse"].FromString(one.bodies[good][5:])
-    assert answer.status.code == ReplyCode.OK
+    assert one.answer(good).status.code == ReplyCode.OK
 
 
 def test_a_call_ends_at_its_deadline():
@@ -114,6 +121,20 @@ class SlowClock(ManualClock):
     def monotonic_ms(self) -> int:
         self.advance(2)
         return super().monotonic_ms()
+
+
+def test_a_connection_speaks_for_so_many_clients():
+    one = Connected()
+    numbers = []
+    for number in range(MOST_IDS + 1):
+        numbers.append(one.call("Heartbeat", client_id=str(number)))
+        if number % 20 == 0:
+            one.exchange()
+    one.exchange()
+    known = one.call("Heartbeat", client_id="0")
+    one.exchange()
+    assert one.answer(numbers[-1]).status.code == ReplyCode.TOO_MANY_REQUESTS
+    assert one.answer(numbers[-2]).status.code == one.answer(known).status.code == ReplyCode.OK
 
 
 def test_many_frames_of_one_client_are_read_turn_by_turn():
