@@ -285,6 +285,7 @@ class DeliveryFeature(Feature):
     def topic_deleted(self, topic: str) -> None:
         """Forget the windows of a topic, and fail the receives that wait for it."""
         self._windows.drop_topic(topic)
+        self._reader.split.forget(topic)
         for held in self._hold.of_topic(topic):
             if held.wanted.topic == topic and self._hold.release(held):
                 held.pending.fail(TopicNotFound(f"topic {topic!r} was deleted"))

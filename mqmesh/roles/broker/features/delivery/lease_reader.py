@@ -1,5 +1,6 @@
 """Messages of a lease as an answer carries them: stored batches, whole or cut down to them."""
 
+from bisect import bisect_right, insort
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import compress
@@ -13,6 +14,7 @@ from mqmesh.batch.payload import split_payload
 from mqmesh.batch.record_batch import (
     Attributes,
     BatchHeader,
+    BatchMeta,
     check_batch,
     decode_messages,
     read_payload,
@@ -95,19 +97,81 @@ class Expiry(msgspec.Struct, frozen=True):
     buries: bool
 
 
+class SplitBatch(msgspec.Struct, frozen=True, gc=False):
+    """Batch whose messages are told apart, still encoded.
+
+    Attributes:
+        header: Its header.
+        meta: Its meta.
+        messages: All of them.
+    """
+
+    header: BatchHeader
+    meta: BatchMeta
+    messages: list[msgspec.Raw]
+
+    def cut(self, first: int, mask: int) -> tuple[bytes, ...]:
+        """Return the batch cut down to some messages, a bit each from a queue offset on."""
+        places = _places_of(first - self.header.base_queue_offset, mask)
+        return cut_messages(self.header, self.meta, self.messages, places, places[-1] + 1)
+
+
+class SplitBatches:
+    """Batches that were cut last: the next receives want the rest of them, without the store."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, int, int], SplitBatch] = {}
+        self._bases: dict[tuple[str, int], list[int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def find(self, queue: tuple[str, int], queue_offset: int) -> SplitBatch | None:
+        """Return the batch of a message, if it is kept."""
+        bases = self._bases.get(queue)
+        at = 0 if bases is None else bisect_right(bases, queue_offset)
+        if bases is None or not at:
+            return None
+        found = self._kept[*queue, bases[at - 1]]
+        return found if queue_offset < found.header.next_queue_offset else None
+
+    def keep(self, queue: tuple[str, int], batch: SplitBatch) -> None:
+        """Keep a batch, which is not kept yet, in place of the one that is kept for longest."""
+        if len(self._kept) >= MAX_SPLIT:
+            self._drop(next(iter(self._kept)))
+        base = batch.header.base_queue_offset
+        self._kept[*queue, base] = batch
+        insort(self._bases.setdefault(queue, []), base)
+
+    def forget(self, topic: str) -> None:
+        """Forget the batches of a topic, which was deleted."""
+        for key in [key for key in self._kept if key[0] == topic]:
+            self._drop(key)
+
+    def _drop(self, key: tuple[str, int, int]) -> None:
+        topic, queue_id, base = key
+        del self._kept[key]
+        bases = self._bases[topic, queue_id]
+        bases.remove(base)
+        if not bases:
+            del self._bases[topic, queue_id]
+
+
 class LeaseReader:
     """Reader of messages for leases.
 
     Args:
         store: Where they are.
         metas: Batch metas decoded before.
+
+    Attributes:
+        split: Batches that were cut last.
     """
 
     def __init__(self, store: MessageStore, metas: MetaCache) -> None:
         self._store = store
         self._metas = metas
-        # One that is cut is cut again by the next receive: the last ones stay split.
-        self._split: dict[int, list[msgspec.Raw]] = {}
+        self.split = SplitBatches()
 
     def read_new(
         self,
@@ -144,6 +208,15 @@ class LeaseReader:
             return self._read_filtered(queue, start, most, max_bytes, wanted, verify, expiry)
         place, read = start, Read(start, start)
         uncut = most - least
+        known = None if verify or expiry is not None else self.split.find(queue, start)
+        if known is not None and (most > uncut or most >= known.header.next_queue_offset - start):
+            count = min(known.header.next_queue_offset - start, most, MAX_RUN)
+            mask = (1 << count) - 1
+            read.add(start, mask, *known.cut(start, mask))
+            place = read.end = start + count
+            most -= count
+            if place < known.header.next_queue_offset:
+                return read
         while most > 0 and read.size < max_bytes:
             size = min(max_bytes - read.size, most * KIB)
             try:
@@ -175,7 +248,7 @@ class LeaseReader:
                         if not read.bits:
                             return Read(first, first + count, mask, is_expired=True)
                         return read
-                    read.add(first, mask, *self._pieces(header, batch, first, mask))
+                    read.add(first, mask, *self._pieces(queue, header, batch, first, mask))
                     place = read.end = first + count
                     most -= count
             place = read.end = max(read.end, place)
@@ -217,6 +290,15 @@ class LeaseReader:
         read = Read(first, first)
         while bits and most > 0 and read.size < max_bytes:
             place = first + (bits & -bits).bit_length() - 1
+            known = None if verify or expiry is not None else self.split.find(queue, place)
+            if known is not None:
+                base = max(known.header.base_queue_offset, first)
+                held = (1 << (known.header.next_queue_offset - base)) - 1
+                mask = _lowest(bits >> (base - first) & held, most)
+                read.add(base, mask, *known.cut(base, mask))
+                most -= mask.bit_count()
+                bits &= ~(mask << (base - first))
+                continue
             try:
                 found = self._store.get(*queue, place, max_bytes=1, verify=verify)
             except CorruptRecord:
@@ -259,7 +341,7 @@ class LeaseReader:
                 read.expired += mask.bit_count()
                 bits &= ~(mask << (base - first))
                 continue
-            read.add(base, mask, *self._pieces(header, batch, base, mask))
+            read.add(base, mask, *self._pieces(queue, header, batch, base, mask))
             most -= mask.bit_count()
             bits &= ~(mask << (base - first))
         return read
@@ -301,7 +383,7 @@ class LeaseReader:
             return [], start
         keys: list[KeyedOffset] = []
         for header, batch in iter_batches(b"".join(found.data)):
-            keys += [pair for pair in self._keys(header, batch) if pair[0] >= start]
+            keys += [pair for pair in self._keys(queue, header, batch) if pair[0] >= start]
         return keys, found.next_queue_offset
 
     def keys_of(self, queue: tuple[str, int], offsets: Iterable[int]) -> list[KeyedOffset]:
@@ -315,7 +397,7 @@ class LeaseReader:
                 with suppress(CorruptRecord):
                     result = self._store.get(*queue, offset, max_bytes=1)
                     if result.status is GetStatus.FOUND:
-                        known = dict(self._keys(*next(iter_batches(result.data[0]))))
+                        known = dict(self._keys(queue, *next(iter_batches(result.data[0]))))
             found.append((offset, known.get(offset)))
         return found
 
@@ -428,46 +510,48 @@ class LeaseReader:
             return judged, judged  # members find that out, too
         return judged, fitting
 
-    def _keep(self, commitlog_offset: int, messages: list[msgspec.Raw]) -> None:
-        if len(self._split) >= MAX_SPLIT:
-            del self._split[next(iter(self._split))]
-        self._split[commitlog_offset] = messages
-
-    def _messages(self, header: BatchHeader, batch: memoryview) -> list[msgspec.Raw]:
-        """Return the messages of a batch, encoded.
+    def _open(self, queue: tuple[str, int], header: BatchHeader, batch: memoryview) -> SplitBatch:
+        """Return a batch with its messages told apart.
 
         Raises:
             CorruptBatch: It is damaged.
         """
-        messages = self._split.get(header.commitlog_offset)
-        if messages is None or len(messages) != header.message_count:
-            check_batch(batch)
-            # A copy, since what is kept must not keep a map of the log.
-            messages = split_payload(bytes(read_payload(batch, header)))
-            if header.raw_size <= MAX_SPLIT_BYTES:
-                self._keep(header.commitlog_offset, messages)
-        return messages
+        known = self.split.find(queue, header.base_queue_offset)
+        if known is not None:
+            return known
+        check_batch(batch)
+        # A copy, since what is kept must not keep a map of the log.
+        messages = split_payload(bytes(read_payload(batch, header)))
+        found = SplitBatch(header, self._metas.read(batch, header), messages)
+        # In a sparse one messages are not where their offsets are.
+        if header.raw_size <= MAX_SPLIT_BYTES and not header.attributes & _SPARSE:
+            self.split.keep(queue, found)
+        return found
 
-    def _keys(self, header: BatchHeader, batch: memoryview) -> list[KeyedOffset]:
+    def _keys(
+        self, queue: tuple[str, int], header: BatchHeader, batch: memoryview
+    ) -> list[KeyedOffset]:
         """Return the sharding keys of a batch, which members report if it is damaged."""
         offsets = _offsets_of(header, batch)
         try:
-            keys = [_sharding_key(one) for one in self._messages(header, batch)]
+            keys = [_sharding_key(one) for one in self._open(queue, header, batch).messages]
         except CorruptBatch:
             return [(at, None) for at in offsets]
         return list(zip(offsets, keys, strict=True))
 
     def _pieces(
-        self, header: BatchHeader, batch: memoryview, first: int, mask: int
+        self,
+        queue: tuple[str, int],
+        header: BatchHeader,
+        batch: memoryview,
+        first: int,
+        mask: int,
     ) -> tuple[Piece, ...]:
         """Return a batch cut down to some messages, a bit each from ``first`` on."""
         if mask.bit_count() == header.message_count:
             return (batch,)
         try:
-            messages = self._messages(header, batch)
-            meta = self._metas.read(batch, header)
-            places = _places_of(first - header.base_queue_offset, mask)
-            return cut_messages(header, meta, messages, places, places[-1] + 1)
+            return self._open(queue, header, batch).cut(first, mask)
         except CorruptBatch:
             # Nothing is left out in silence: the member cannot read it either, and says so.
             return (batch,)

@@ -1023,3 +1023,18 @@ def test_a_report_by_a_connection_of_its_own_is_no_sign_of_life(stage):
     stage.features.delivery.client_gone(stage.peer(b"a"), stage.clock.monotonic_ms())
     scene.later(2_500)
     assert scene.receive(1, member="b")[0][0].attempt == 2
+
+
+def test_the_rest_of_a_batch_needs_no_read_and_a_topic_that_is_made_anew_has_its_own(scene):
+    scene.send(10)
+    assert scene.receive(3)[1] == [b"0", b"1", b"2"]
+    store, reads = scene.stage.store, []
+    get = store.get
+    store.get = lambda *place, **options: reads.append(place) or get(*place, **options)
+    assert scene.receive(3)[1] == [b"3", b"4", b"5"]
+    assert reads == []
+    state = scene.stage.features.state
+    state.topics.delete("t", 0)
+    state.topics.set(TopicConfig("t", 1, 1), 0)
+    scene.stage.send(scene.stage.batch(bodies=[b"new"] * 10))
+    assert scene.receive(4)[1] == [b"new"] * 4
