@@ -117,8 +117,12 @@ class GuardedStream:
             self._stream.write(*parts)
             return
         data = memoryview(b"".join(parts))
-        while data and not self.is_closed:
-            data = data[self._tls.write(data) :]
+        try:
+            while data and not self.is_closed:
+                data = data[self._tls.write(data) :]
+        except ssl.SSLError as error:
+            _log.info("nothing can be written to %s: %s", self.peer, error)
+            self._loop.call_later(0, self._lose)
         self._flush()
 
     def pause(self) -> None:

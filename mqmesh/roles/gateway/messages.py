@@ -8,6 +8,7 @@ import msgspec
 
 from mqmesh.errors import InvalidArgument
 from mqmesh.message import (
+    MAX_KEYS,
     NO_KEYS,
     PROPERTY_CORRELATION_ID,
     PROPERTY_REPLY_TO_CLIENT,
@@ -40,6 +41,10 @@ ordinal, is the offset that RocketMQ's clients see."""
 
 CLUSTER: Final = "CLUSTER"
 
+TRACE_END: Final = b"\x02"
+"""End of a record in a message about traces."""
+MOST_TRACED: Final = 1_000_000
+"""Keys times records of a message about traces that is split."""
 _LONG: Final = {
     "producerGroup": "a",
     "topic": "b",
@@ -117,6 +122,33 @@ def to_message(
     if is_request(asking):
         return as_system(message, own | asking)
     return message
+
+
+def split_trace(message: Message) -> list[Message]:
+    """Return a client's message about traces as several that have no more keys than one may have.
+
+    Such a message has a record for each message that it is about, and their ids and keys as keys.
+
+    Args:
+        message: Its keys may be too many.
+    """
+    records = [one + TRACE_END for one in bytes(message.body).split(TRACE_END) if one]
+    if len(message.keys) <= MAX_KEYS or len(message.keys) * len(records) > MOST_TRACED:
+        return [message]
+    encoded = {key: key.encode() for key in message.keys}
+    found: list[Message] = []
+    body, keys = b"", dict[str, None]()
+    for record in [*records, b""]:
+        own = dict.fromkeys([key for key, data in encoded.items() if data in record][:MAX_KEYS])
+        if body and (not record or len(keys | own) > MAX_KEYS):
+            properties = {**(message.properties or {}), KEYS: " ".join(keys)}
+            found.append(
+                msgspec.structs.replace(message, body=body, keys=tuple(keys), properties=properties)
+            )
+            body, keys = b"", {}
+        body += record
+        keys |= own
+    return found
 
 
 def is_request(properties: Mapping[str, str]) -> bool:

@@ -6,7 +6,7 @@ from typing import Final
 
 from mqmesh.clock import Clock
 from mqmesh.errors import InvalidArgument, MQMeshError, RemoteProtocolError, TopicNotFound
-from mqmesh.message import RETRY_PREFIX, Message, MessageQueue, check_group
+from mqmesh.message import RETRY_PREFIX, TRACE_TOPIC, Message, MessageQueue, check_group
 from mqmesh.message_checks import check_messages
 from mqmesh.protocol.messaging import SendStatus
 from mqmesh.protocol.remoting.codes import RemotingCode, RemotingStatus
@@ -18,6 +18,7 @@ from mqmesh.roles.gateway.messages import (
     log_offset,
     offset_message_id,
     send_fields,
+    split_trace,
     to_message,
 )
 from mqmesh.roles.gateway.ports import BrokerPorts
@@ -110,7 +111,8 @@ class Producing:
             ]
         body = decompress(request.body, system_flag, MAX_MESSAGE_BYTES)
         properties = decode_properties(fields.get("properties", ""))
-        return [to_message(topic, body, properties, _number(fields, "flag", 0), now_ms)]
+        message = to_message(topic, body, properties, _number(fields, "flag", 0), now_ms)
+        return split_trace(message) if topic == TRACE_TOPIC else [message]
 
     def _sent(
         self,
@@ -128,7 +130,8 @@ class Producing:
             return
         address = self._ports.address(queue.broker_name)
         first = log_offset(result.commitlog_offset, result.ordinal)
-        ids = [offset_message_id(address, first + at) for at in range(len(messages))]
+        count = len(messages) if request.code == RemotingCode.SEND_BATCH_MESSAGE else 1
+        ids = [offset_message_id(address, first + at) for at in range(count)]
         answer = {
             "msgId": ",".join(ids),
             "queueId": str(queue.queue_id),

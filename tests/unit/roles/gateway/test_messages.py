@@ -5,11 +5,13 @@ import pytest
 from mqmesh.batch.record_batch import decode_messages, encode_batch, read_header
 from mqmesh.errors import InvalidArgument
 from mqmesh.message import Message
+from mqmesh.message_checks import check_messages
 from mqmesh.protocol.remoting.records import decode_properties
 from mqmesh.roles.gateway.messages import (
     Address,
     log_offset,
     offset_message_id,
+    split_trace,
     to_message,
     to_record,
 )
@@ -101,3 +103,27 @@ def test_a_property_that_would_be_read_as_several_is_left_out():
 
 def test_ids_have_address_and_offset():
     assert offset_message_id(ADDRESS, log_offset(0x12, 3)) == "0A000001000051AF0000000000120003"
+
+
+def test_a_trace_message_with_many_keys_is_divided_by_its_records():
+    records = [b"Pub\x01id%d\x01key%d\x02" % (number, number) for number in range(100)]
+    keys = " ".join(f"id{number} key{number}" for number in range(100))
+    whole = to_message("RMQ_SYS_TRACE_TOPIC", b"".join(records), {"KEYS": keys}, 0, 0)
+    parts = split_trace(whole)
+    assert b"".join(one.body for one in parts) == whole.body
+    assert {key for one in parts for key in one.keys} == set(whole.keys)
+    for one in check_messages(parts, max_message_size=1 << 20, allow_system=True):
+        assert one.property("KEYS") == " ".join(one.keys)
+        assert all(key.encode() in one.body for key in one.keys)
+    assert len(parts) < 8
+    small = to_message("RMQ_SYS_TRACE_TOPIC", b"a\x02", {"KEYS": "a"}, 0, 0)
+    assert split_trace(small) == [small]
+
+
+def test_a_trace_message_of_one_record_with_too_many_keys_loses_some():
+    keys = [f"k{number:03}" for number in range(100)]
+    record = " ".join(keys).encode() + b"\x02"
+    (part,) = split_trace(to_message("RMQ_SYS_TRACE_TOPIC", record, {"KEYS": " ".join(keys)}, 0, 0))
+    assert part.keys == tuple(keys[:64])
+    huge = to_message("t", b"\x02".join([b"x"] * 20_000), {"KEYS": " ".join(keys)}, 0, 0)
+    assert split_trace(huge) == [huge], "it costs too much, and is refused"
