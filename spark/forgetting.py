@@ -234,10 +234,14 @@ def _delete_places(archive: str, name: str, places: pa.Table) -> int:
         & (ds.field("commitlog_offset") >= offsets["min"])
         & (ds.field("commitlog_offset") <= offsets["max"])
     )
-    wanted = set(_rows(places))
+    wanted, values = set(_rows(places)), places["commitlog_offset"].unique()
 
     def is_gone(batch: pa.RecordBatch) -> pa.BooleanArray:
-        return pa.array([row in wanted for row in _rows(batch)], pa.bool_())
+        # Python looks only at the few rows that Arrow finds by their offsets.
+        near = pc.indices_nonzero(pc.is_in(batch["commitlog_offset"], value_set=values))
+        found = [row in wanted for row in _rows(batch.select(_IDENTITY).take(near))]
+        gone = near.filter(pa.array(found, pa.bool_()))
+        return pc.is_in(pa.array(range(batch.num_rows), near.type), value_set=gone)
 
     return delete_rows(archive, name, condition, columns=_IDENTITY, is_gone=is_gone)
 

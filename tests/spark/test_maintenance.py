@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError
 from harness.indexed_store import make_messages_batch
 from harness.snapshots import take_snapshot
 from harness.store_files import StoreFiles
@@ -18,13 +19,14 @@ from harness.store_files import StoreFiles
 from mqmesh.cli import main
 from mqmesh.errors import ConfigError, StorageError
 from mqmesh.message import Message
-from mqmesh.spark import compaction, forgetting, tables
+from mqmesh.spark import compaction, deletion, forgetting, tables
 from mqmesh.spark.compaction import compact
 from mqmesh.spark.find import find
 from mqmesh.spark.forgetting import choose, expire, expire_by_settings, forget
 from mqmesh.spark.ingest import ingest
 from mqmesh.spark.maintenance import vacuum
 from mqmesh.spark.notebook import shorten_tracebacks
+from mqmesh.spark.partition_files import PartitionFiles
 from mqmesh.spark.tables import INGESTS, KEYS, MESSAGES, ArchivedTopic, open_table, table_path
 from mqmesh.units import TimestampMs
 
@@ -235,6 +237,31 @@ def test_chosen_messages_are_forgotten_in_both_tables(archive, conditions, fits)
     old = DeltaTable(table_path(archive, MESSAGES), version=table.version() - 1).file_uris()
     assert set(old) - set(table.file_uris())
     assert vacuum(archive, hours=1, dry_run=True) == []
+
+
+def test_files_that_are_joined_while_messages_are_forgotten_are_looked_at_again(
+    archive, monkeypatch
+):
+    done = []
+
+    class Late(PartitionFiles):
+        def close(self):
+            if not done:
+                done.append(compact(archive, TODAY)["files_after"])
+            return super().close()
+
+    gone = [one for one in range(COUNT) if one % 10 == 3]
+    choice = choose(archive, key="customer-3")
+    monkeypatch.setattr(deletion, "PartitionFiles", Late)
+    assert forget(archive, choice) == len(gone)
+    left = sorted(set(range(COUNT)) - set(gone))
+    assert numbers(archive) == left
+    assert keys(archive) == keys_of(left)
+    # The other way round the compaction begins anew.
+    table = open_table(archive, MESSAGES)
+    assert forget(archive, choose(archive, key="customer-4"))
+    with pytest.raises(CommitFailedError, match="concurrent transaction deleted"):
+        table.optimize.z_order(["commitlog_offset"])
 
 
 def test_a_message_is_forgotten_by_its_id_and_by_sql(spark, archive):
