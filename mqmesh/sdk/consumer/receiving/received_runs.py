@@ -91,8 +91,8 @@ class ReceivedRun(QueueWork):
         super().__init__(
             listener,
             batch_size,
-            lambda: on_progress(self),
-            lambda *_: None,  # they are decoded already
+            partial(on_progress, self),
+            _ignore,  # they are decoded already
             topic=messages[0].info.topic,
         )
         first, last = messages[0].queue_offset, messages[-1].queue_offset
@@ -484,6 +484,10 @@ class ReceivedRuns:
         ):
             self._known.add(topic)
             self._on_known(topic)
+
+
+def _ignore(*_: object) -> None:
+    """Do nothing."""
 
 
 def _by_key(messages: list[StoredMessage]) -> Iterable[list[StoredMessage]]:
