@@ -404,3 +404,15 @@ def test_a_client_that_takes_no_answers_gets_no_more_messages(scene):
         left += len(found)
         other.ack(*found)
     assert 24 - 17 <= left < 24
+
+
+def test_without_its_packages_a_gateway_serves_the_others(scene, monkeypatch, caplog):
+    scene.gateway.stop()
+    scene.gateway.release()
+    monkeypatch.setattr("mqmesh.roles.gateway.server.find_spec", lambda name: None)
+    scene.gateway.start()
+    scene.run(500)
+    assert "install mqmesh[gateway]" in caplog.text
+    assert Client(scene.site, BROKER).beat().code == RemotingStatus.SUCCESS
+    with pytest.raises(OSError, match=str(PORT)):
+        scene.client()

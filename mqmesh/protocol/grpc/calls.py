@@ -7,8 +7,7 @@ is compressed, and the message's length. An answer ends with a header list, whic
 import contextlib
 import enum
 import urllib.parse
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -114,7 +113,7 @@ class GrpcCall:
         self.timeout_ms = timeout_of(headers.get("grpc-timeout", ""))
         self.is_over = self.has_request = False
         self._buffer = bytearray()
-        self._out: deque[memoryview] = deque()
+        self._out = memoryview(b"")
         self._owed = 0
         self._has_head = False
         self._ending: list[tuple[bytes, bytes]] = []
@@ -387,26 +386,32 @@ class GrpcConnection:
 
     # ---- What goes -----------------------------------------------------------------------
 
-    def send(self, call: GrpcCall, message: bytes) -> None:
-        """Send a message of a call; nothing once it is over."""
-        if call.is_over or self.is_over:
-            return
-        call._out.append(memoryview(b"\0" + len(message).to_bytes(4) + message))
-        self.waiting_bytes += _MESSAGE_HEAD + len(message)
-        self._flush(call)
+    def send(self, call: GrpcCall, *messages: bytes) -> None:
+        """Send messages of a call; nothing once it is over."""
+        if not (call.is_over or self.is_over):
+            self._put(call, messages)
+            self._flush(call)
 
-    def finish(self, call: GrpcCall, status: GrpcStatus = GrpcStatus.OK, message: str = "") -> None:
+    def finish(
+        self,
+        call: GrpcCall,
+        status: GrpcStatus = GrpcStatus.OK,
+        text: str = "",
+        *messages: bytes,
+    ) -> None:
         """End a call, when what was sent before has left; nothing once it is over.
 
         Args:
             call: The call.
             status: Its status.
-            message: Sentence for people.
+            text: Sentence for people.
+            messages: Its last messages.
         """
         if call.is_over or self.is_over:
             return
+        self._put(call, messages)
         call.is_over = True
-        call._ending = list(_trailers(status, message))
+        call._ending = list(_trailers(status, text))
         self._flush(call)
 
     def close(self, error: ErrorCodes = ErrorCodes.NO_ERROR) -> None:
@@ -419,6 +424,16 @@ class GrpcConnection:
         """Return the bytes that are to be sent now."""
         return self._h2.data_to_send()
 
+    def _put(self, call: GrpcCall, messages: Sequence[bytes]) -> None:
+        """Add messages to what is to be sent: what goes together takes one frame, not many."""
+        if not messages:
+            return
+        parts: list[bytes | memoryview] = [call._out]
+        for one in messages:
+            parts += (b"\0" + len(one).to_bytes(4), one)
+            self.waiting_bytes += _MESSAGE_HEAD + len(one)
+        call._out = memoryview(b"".join(parts))
+
     def _flush(self, call: GrpcCall) -> None:
         """Send what a client has room for."""
         try:
@@ -428,24 +443,21 @@ class GrpcConnection:
             self._blocked.pop(call.stream_id, None)
 
     def _flush_open(self, call: GrpcCall) -> None:
-        stream_id, out = call.stream_id, call._out
-        if not call._has_head and out:
+        stream_id = call.stream_id
+        if not call._has_head and call._out:
             call._has_head = True
             self._h2.send_headers(stream_id, _RESPONSE_HEAD)
-        while out:
+        while call._out:
             room = min(
                 self._h2.local_flow_control_window(stream_id), self._h2.max_outbound_frame_size
             )
             if room <= 0:
                 self._blocked[stream_id] = call
                 return
-            piece = out[0][:room]
+            piece = call._out[:room]
             self._h2.send_data(stream_id, bytes(piece))
             self.waiting_bytes -= len(piece)
-            if len(piece) < len(out[0]):
-                out[0] = out[0][room:]
-            else:
-                out.popleft()
+            call._out = call._out[room:]
         self._blocked.pop(stream_id, None)
         if call._ending:
             head = () if call._has_head else _RESPONSE_HEAD
@@ -461,9 +473,9 @@ class GrpcConnection:
         self.held_bytes -= len(call._buffer)
         if self._partial.pop(call.stream_id, None) is not None and not self.is_over:
             self._give_others_room()
-        self.waiting_bytes -= sum(map(len, call._out))
+        self.waiting_bytes -= len(call._out)
         call._buffer.clear()
-        call._out.clear()
+        call._out = memoryview(b"")
 
 
 def timeout_of(text: str) -> int:

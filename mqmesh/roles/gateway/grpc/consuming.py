@@ -253,10 +253,12 @@ class GrpcConsuming:
             self._leases.add(receive.client.client_id, receive.group, held, own, receive.is_renewed)
         self.messages += len(found.messages)
         now_ms = self._upstream.loop.clock.wall_ms()
-        call.send(delivery_timestamp=timestamp(now_ms))
+        answers: list[dict[str, object]] = [{"delivery_timestamp": timestamp(now_ms)}]
         for held, message in found.messages:
-            call.send(message=write_message(message, self._delivery(receive, held, message)))
-        call.answer(status=OK)
+            delivery = self._delivery(receive, held, message)
+            answers.append({"message": write_message(message, delivery)})
+        answers.append({"status": OK})
+        call.answer_all(answers)
 
     def _delivery(
         self, receive: _Receive, held: HeldLease, message: StoredMessage

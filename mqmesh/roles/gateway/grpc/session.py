@@ -1,7 +1,7 @@
 """One connection of a client by gRPC: its calls, and their answers."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
 import msgspec
@@ -97,18 +97,23 @@ class ServedCall:
     def answer(self, **fields: object) -> None:
         """Send the only answer; its status is OK if none is given."""
         fields.setdefault("status", OK)
-        self.send(**fields)
-        self.finish()
+        self.answer_all([fields])
+
+    def answer_all(self, answers: Sequence[Mapping[str, object]]) -> None:
+        """Send all answers of a call that has several, and end it."""
+        if not self.is_over:
+            messages = [self._encode(one) for one in answers]
+            self.is_over = True
+            self.session.finish(self._call, GrpcStatus.OK, "", *messages)
 
     def fail(self, error: BaseException) -> None:
-        """Send an error as the only answer, or the last one."""
+        """Send an error as the only answer."""
         self.answer(status=status_of(error))
 
     def send(self, **fields: object) -> None:
-        """Send one of several messages; nothing once the call is over."""
+        """Send an answer of a call that goes on; nothing once it is over."""
         if not self.is_over:
-            message = CLASSES[self._method.response](**fields)
-            self.session.send(self._call, message.SerializeToString())
+            self.session.send(self._call, self._encode(fields))
 
     def finish(self, status: GrpcStatus = GrpcStatus.OK, text: str = "") -> None:
         """End the call; once it is over nothing happens."""
@@ -136,6 +141,10 @@ class ServedCall:
             _log.exception("%s failed", method.request)
             self.fail(error)
             self.give_up()
+
+    def _encode(self, fields: Mapping[str, object]) -> bytes:
+        found: bytes = CLASSES[self._method.response](**fields).SerializeToString()
+        return found
 
     def requested(self) -> None:
         """Note that the client sends nothing more."""
@@ -232,10 +241,10 @@ class GrpcSession:
         self._connection.send(call, message)
         self._write()
 
-    def finish(self, call: GrpcCall, status: GrpcStatus, text: str) -> None:
-        """End a call."""
+    def finish(self, call: GrpcCall, status: GrpcStatus, text: str, *messages: bytes) -> None:
+        """End a call with its last messages."""
         self._calls.pop(call, None)
-        self._connection.finish(call, status, text)
+        self._connection.finish(call, status, text, *messages)
         self._write()
 
     def close(self) -> None:
