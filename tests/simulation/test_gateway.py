@@ -174,6 +174,8 @@ def test_a_route_shows_each_broker_group_at_the_gateway(site):
     assert (queues["readQueueNums"], queues["writeQueueNums"], queues["perm"]) == (2, 2, 6)
     missing = client.ask(RemotingCode.GET_ROUTEINFO_BY_TOPIC, topic="nothing")
     assert missing.code == RemotingStatus.TOPIC_NOT_EXIST
+    traces = client.ask(RemotingCode.GET_ROUTEINFO_BY_TOPIC, topic="RMQ_SYS_TRACE_TOPIC")
+    assert traces.code == RemotingStatus.SUCCESS, "it comes with the first trace"
 
 
 def test_what_is_sent_is_pulled_by_both(site):

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from mqmesh.errors import BrokerNotAvailable, MQMeshError, TopicNotFound
-from mqmesh.message import RETRY_PREFIX
+from mqmesh.message import RETRY_PREFIX, TRACE_TOPIC
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.groups import GetGroupsRequest, GroupSummaries
@@ -47,6 +47,10 @@ class Routing:
             if isinstance(found, TopicNotFound) and self._is_retry_topic(topic):
                 # The topic comes with the first retry. A client that did not know it until then
                 # would get that retry only after its next look at routes, 30 s later.
+                session.answer(request, body=encode_body(self._route_to_all()))
+            elif isinstance(found, TopicNotFound) and topic == TRACE_TOPIC:
+                # RocketMQ has it from the beginning, and clients of 5 drop traces without it. The
+                # first one makes it.
                 session.answer(request, body=encode_body(self._route_to_all()))
             elif isinstance(found, TopicNotFound) and topic.startswith(RETRY_PREFIX):
                 self._look_for_group(session, request, found, list(self._ports.groups()))
