@@ -4,6 +4,7 @@ import pytest
 
 from mqmesh.errors import ConfigError, NoPermission
 from mqmesh.protocol.remoting.frame import RemotingCommand
+from mqmesh.roles.gateway.grpc.authorization import sign_date
 from mqmesh.roles.gateway.user_backends import IDLE_MS, UserBackends
 from mqmesh.roles.gateway.users import ACCESS_KEY, SIGNATURE, GatewayUser, sign
 from mqmesh.testing.clock import ManualClock
@@ -62,6 +63,24 @@ def test_a_user_has_one_backend_for_all_its_connections():
     assert len(users.made) == 1
     assert users.backends.of(one) is users.made[0]
     assert users.backends.of(session()) is None
+
+
+def test_calls_by_grpc_have_the_same_backends():
+    users = Users()
+    connection, date = session(), "20260101T000000Z"
+
+    def called(name: str) -> dict[str, str]:
+        signature = sign_date(date, USERS[name].secret_key)
+        text = f"MQv2-HMAC-SHA1 Credential={name}, SignedHeaders=x-mq-date-time, Signature="
+        return {"authorization": text + signature, "x-mq-date-time": date}
+
+    assert users.backends.admit_call(connection, called("shop")).handlers == {1: "shop"}
+    assert users.backends.admit(session(), signed("shop")) == {1: "shop"}
+    assert len(users.made) == 1
+    with pytest.raises(NoPermission, match="speaks for 'shop'"):
+        users.backends.admit_call(connection, called("bank"))
+    with pytest.raises(NoPermission, match="not signed"):
+        users.backends.admit_call(session(), {})
 
 
 def test_a_connection_speaks_for_one_user():
