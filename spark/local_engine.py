@@ -30,6 +30,7 @@ from .tables import (
     MESSAGES,
     PARTITIONS,
     LogStretch,
+    dataset_of,
     key_hash,
     require_table,
 )
@@ -97,7 +98,7 @@ class LocalEngine:
     def write_keys(self, archive: str, stretch: LogStretch) -> None:
         """Writes the keys of a stretch's messages, and the position behind it, in one commit."""
         addition = Addition(archive, KEYS, _KEYS, stretch)
-        waiting: dict[str, list[pa.RecordBatch]] = {}
+        waiting: dict[str, list[pa.Table]] = {}
         with PartitionFiles(
             addition.place,
             _KEYS,
@@ -126,35 +127,33 @@ def selection_of(stretch: LogStretch, wanted: Selection) -> Selection:
     return dataclasses.replace(wanted, from_offset=stretch.from_offset, to_offset=stretch.to_offset)
 
 
-def _keys(archive: str, stretch: LogStretch) -> Iterator[tuple[str, pa.RecordBatch]]:
+def _keys(archive: str, stretch: LogStretch) -> Iterator[tuple[str, pa.Table]]:
     """Yields the keys of a stretch's messages, each time those of some messages of one month."""
     field = ds.field
-    messages = require_table(archive, MESSAGES).to_pyarrow_dataset(
-        file_pruning_predicate=stretch.where
-    )
+    messages = dataset_of(require_table(archive, MESSAGES), stretch.where)
     condition = (
         (field("store_id") == stretch.store_id)
         & (field("broker") == stretch.broker)
         & (field("commitlog_offset") >= stretch.from_offset)
         & (field("commitlog_offset") < stretch.to_offset)
     )
-    # By itself Arrow would read 16 batches of 4 files ahead.
-    batches = messages.to_batches(
-        columns=["keys", *_OF_MESSAGE], filter=condition, batch_readahead=2, fragment_readahead=1
-    )
-    for batch in batches:
-        parents = pc.list_parent_indices(batch["keys"])
-        if not len(parents):
-            continue
-        keys = pc.list_flatten(batch["keys"])
-        hashes = pa.array(map(key_hash, keys.to_pylist()), pa.int64())
-        places = [batch[name].take(parents) for name in _OF_MESSAGE]
-        # A file has messages of one day.
-        month = batch["dt"][0].as_py().isoformat()[:7]
-        names = [name for name in _KEYS.names if name not in PARTITIONS[KEYS]]
-        yield month, pa.RecordBatch.from_arrays([hashes, keys, *places], names=names)
+    columns = ["keys", *_OF_MESSAGE]
+    names = [name for name in _KEYS.names if name not in PARTITIONS[KEYS]]
+    # A scan of all of them would read up to a GiB ahead of what is taken from it.
+    for file in messages.get_fragments(filter=condition):
+        for group in file.split_by_row_group(filter=condition, schema=messages.schema):
+            rows = group.to_table(messages.schema, columns, filter=condition).combine_chunks()
+            parents = pc.list_parent_indices(rows["keys"])
+            if not len(parents):
+                continue
+            keys = pc.list_flatten(rows["keys"])
+            hashes = pa.array(map(key_hash, keys.to_pylist()), pa.int64())
+            places = [rows[name].take(parents) for name in _OF_MESSAGE]
+            # A file has messages of one day.
+            month = rows["dt"][0].as_py().isoformat()[:7]
+            yield month, pa.table([hashes, keys, *places], names=names)
 
 
-def _write_run(files: PartitionFiles, month: str, run: list[pa.RecordBatch]) -> None:
+def _write_run(files: PartitionFiles, month: str, run: list[pa.Table]) -> None:
     """Writes keys of a month, sorted, so that a reader skips groups that cannot have a key."""
-    files.write((month,), pa.Table.from_batches(run).combine_chunks().sort_by("key_hash"))
+    files.write((month,), pa.concat_tables(run).combine_chunks().sort_by("key_hash"))

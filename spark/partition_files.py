@@ -24,7 +24,7 @@ MOST_OPEN: Final = 4
 GROUP_BYTES: Final = 8 * MIB
 """Size of a group of rows before it is compressed, about; readers skip whole groups."""
 PAGE_ROWS: Final = 2_000
-_WAITING: Final = 2
+_WAITING: Final = 1
 """Runs of rows that wait for the thread that writes them."""
 _TEXT: Final = 32
 """Characters of the least and greatest text in statistics, as in Spark's."""
