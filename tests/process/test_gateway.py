@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -524,9 +524,10 @@ def test_nothing_acknowledged_is_lost_when_gateway_and_broker_are_killed(
     version, jars, tmp_path_factory
 ):
     folder = tmp_path_factory.mktemp("k")
-    with ProcessCluster(folder) as cluster:
+    with ProcessCluster(folder) as cluster, ExitStack() as ending:
         address, settings = cluster.namesrv_addr, gateway_settings(cluster, folder)
         gateway = RoleProcess("gateway", settings, folder / "gateway.log")
+        ending.callback(lambda: gateway.stop())
         java = Java(version, f"127.0.0.1:{settings['namesrv_port']}", jars)
         with AdminClient(address) as admin:
             admin.create_topic("shared", queues=8)
@@ -585,4 +586,3 @@ def test_nothing_acknowledged_is_lost_when_gateway_and_broker_are_killed(
 
             until(each_queue_has_one_owner, 120)
             assert not {one[0] for one in theirs[-20:]} <= set(mine), "Java has queues, too"
-        gateway.stop()
