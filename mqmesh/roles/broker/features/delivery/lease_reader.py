@@ -534,7 +534,11 @@ class LeaseReader:
         """Return the sharding keys of a batch, which members report if it is damaged."""
         offsets = _offsets_of(header, batch)
         try:
-            keys = [_sharding_key(one) for one in self._open(queue, header, batch).messages]
+            if header.attributes & _SPARSE:
+                check_batch(batch)
+                keys = [one.sharding_key for one in decode_messages(batch, header)]
+            else:
+                keys = [_sharding_key(one) for one in self._open(queue, header, batch).messages]
         except CorruptBatch:
             return [(at, None) for at in offsets]
         return list(zip(offsets, keys, strict=True))

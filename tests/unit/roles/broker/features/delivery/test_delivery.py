@@ -226,7 +226,8 @@ class Ordered(Scene):
 
     def send_keys(self, keys: str) -> None:
         messages = [
-            Message("t", key.encode(), sharding_key=None if key == "-" else key) for key in keys
+            Message("t", key.encode(), sharding_key=None if key == "-" else key, tag=key)
+            for key in keys
         ]
         sequence = next(self.stage._sequence)
         self.stage.send(
@@ -255,6 +256,19 @@ def test_with_order_by_key_a_receive_has_one_lease_of_what_is_far_apart(stage):
     assert scene.settle(first) == OK
     (rest,), bodies = scene.receive(400)
     assert (bodies, rest.count) == ([b"a"] * 29, 29)
+
+
+def test_with_order_by_key_batches_of_which_a_filter_leaves_out_messages_have_keys(stage):
+    scene = Ordered(stage)
+    for member in "ab":
+        scene.join(member, expression="a || c")
+    for keys in ("ab", "abc"):
+        scene.send_keys(keys)
+    (lease,), bodies = scene.receive(1, expression="a || c")
+    assert bodies == [b"a"]
+    assert scene.receive(member="b", expression="a || c")[1] == [b"c"], "the other one of a waits"
+    scene.settle(lease)
+    assert scene.receive(member="b", expression="a || c")[1] == [b"a"]
 
 
 def test_with_order_by_key_what_has_no_room_in_an_answer_is_left_for_the_next(stage):
