@@ -269,7 +269,8 @@ class ReceiveEngine:
         is_done = False
         try:
             with self._turn:
-                lone = self._begin_alone(source, messages, outcome)
+                if self._receiver.only_source() is source:
+                    lone = self._begin_alone(source, messages, outcome)
             if lone is None:
                 return False
             request = OutgoingRequest(lone.code, (), lone.header, REQUEST_MS, _ignore)

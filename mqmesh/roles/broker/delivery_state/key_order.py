@@ -6,7 +6,7 @@ together with it. Messages without a key have no order.
 
 import heapq
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from mqmesh.roles.broker.delivery_state.runs import Run, RunState
 
@@ -105,10 +105,18 @@ class KeyOrder:
         key = self._key_of.get(offset)
         return iter((offset,)) if key is None else iter(self._offsets_of[key])
 
-    def behind(self, offset: int) -> list[int]:
-        """Return the messages of the same key behind a message."""
-        key = self._key_of.get(offset)
-        return [] if key is None else [at for at in self._offsets_of[key] if at > offset]
+    def behind(self, offsets: Iterable[int]) -> list[int]:
+        """Return the messages that stand behind some, by key.
+
+        Args:
+            offsets: Queue offsets, in order.
+        """
+        lowest: dict[str, int] = {}
+        for offset in offsets:
+            key = self._key_of.get(offset)
+            if key is not None:
+                lowest.setdefault(key, offset)
+        return [at for key, first in lowest.items() for at in self._offsets_of[key] if at > first]
 
     def longest(self) -> tuple[str, int]:
         """Return the key of most unsettled messages, and how many it has; "" and 0 for none."""

@@ -236,11 +236,11 @@ class DeliveryWindow:
         order = self.order = KeyOrder()
         for offset, key in keys:
             order.add(offset, key)
-        for run in list(self.runs):
-            if run.state is RunState.WAITING:
-                if run.until_ms == 0:
-                    self.offer(run, run.bits)
-                self.hold_back(run)
+        waiting = [run for run in self.runs if run.state is RunState.WAITING]
+        for run in waiting:
+            if run.until_ms == 0:
+                self.offer(run, run.bits)
+        self._hold_behind(sorted(offset for run in waiting for offset in run.offsets()))
 
     def end_order(self) -> None:
         """Hand out messages without order from now on."""
@@ -314,9 +314,12 @@ class DeliveryWindow:
 
     def hold_back(self, run: Run) -> None:
         """Take back from members what is behind messages of a run that wait, by key."""
-        if self.order is None or run.state is not RunState.WAITING:
-            return
-        for offset in {at for one in run.offsets() for at in self.order.behind(one)}:
+        if self.order is not None and run.state is RunState.WAITING:
+            self._hold_behind(run.offsets())
+
+    def _hold_behind(self, offsets: Iterable[int]) -> None:
+        assert self.order is not None
+        for offset in self.order.behind(offsets):
             for other, mask in list(self._runs.reaching(offset, offset + 1)):
                 if other.state is RunState.LEASED:
                     back = self._carve([(other, mask)])
@@ -328,6 +331,8 @@ class DeliveryWindow:
 
     def ack(self, lease: int, first: int, bits: int) -> Settled:
         """Settle messages; those that are settled already are right.
+
+        Without order by key those that somebody else has, which is ``STALE``, hold up no others.
 
         Args:
             lease: Under which the member got them. Another one is right, too, as long as nobody
@@ -344,11 +349,10 @@ class DeliveryWindow:
                 return Settled.OK
         claimed = self._claim(lease, first, bits)
         if isinstance(claimed, Settled):
+            if claimed is Settled.STALE and self._is_known(lease, first, bits):
+                self._settle_all(first, self._free_for(lease, first, bits))
             return claimed
-        for run, mask in claimed:
-            self._settle(run, mask)
-        if claimed:
-            self._changed(first, first + bits.bit_length(), bits, None)
+        self._settle_all(first, claimed)
         count = sum(mask.bit_count() for _, mask in claimed)
         return Settled.OK if count == bits.bit_count() else Settled.BEFORE
 
@@ -598,7 +602,7 @@ class DeliveryWindow:
 
     def _claim(self, lease: int, first: int, bits: int) -> list[tuple[Run, int]] | Settled:
         """Return the open ones of these messages, by run, if the lease may settle all of them."""
-        if lease < self.valid_from or first + bits.bit_length() > self.next_offset:
+        if not self._is_known(lease, first, bits):
             return Settled.STALE
         held = self._leases.get(lease)
         if held is not None:
@@ -615,6 +619,31 @@ class DeliveryWindow:
             if self.is_strict and lease not in (run.lease, run.noted):
                 return Settled.STALE
         return claimed
+
+    def _is_known(self, lease: int, first: int, bits: int) -> bool:
+        """Return whether a lease is of after the last reset, and its messages were handed out."""
+        return lease >= self.valid_from and first + bits.bit_length() <= self.next_offset
+
+    def _free_for(self, lease: int, first: int, bits: int) -> list[tuple[Run, int]]:
+        """Return the open ones of these messages, by run, that nobody else has."""
+        if self.is_strict:
+            return []
+        return [
+            (run, mask)
+            for run, _ in self._runs.reaching(first, first + bits.bit_length())
+            if (mask := run.within(first, bits))
+            and run.lease in (NOBODY, lease)
+            and run.state is not RunState.LEAVING
+        ]
+
+    def _settle_all(self, first: int, claimed: list[tuple[Run, int]]) -> None:
+        bits = 0
+        for run, mask in claimed:
+            shift = run.first - first
+            bits |= mask << shift if shift >= 0 else mask >> -shift
+            self._settle(run, mask)
+        if bits:
+            self._changed(first, first + bits.bit_length(), bits, None)
 
     def _claim_run(self, lease: int, first: int, bits: int) -> list[tuple[Run, int]] | Settled:
         """Do as ``_claim``, for messages that become a run of their own; ``OK`` for none."""

@@ -279,7 +279,7 @@ class DeliveryWindows:
             changes.spans[first] = max(changes.spans.get(first, 0), end)
         else:
             changes.bits[first] = changes.bits.get(first, 0) | bits
-        if len(changes.spans) + len(changes.bits) > MOST_CHANGES:
+        if max(len(changes.spans) + len(changes.bits), len(changes.runs)) > MOST_CHANGES:
             self.changed[key] = Changes(changes.previous_offset, True)
 
 

@@ -111,7 +111,7 @@ class ReceivedRun(QueueWork):
     def next_portion(self) -> Portion:
         """Take the messages of the next call, of which there are some."""
         call = [self.rest.popleft() for _ in range(min(self.batch_size, len(self.rest)))]
-        return Portion(self, call, self.span, self.held.lease.attempt - 1)
+        return Portion(self, call, self.span, call[0].delivery_attempt - 1)
 
 
 class ReceivedRuns:

@@ -179,8 +179,11 @@ class Settler:
         )
 
     def take_alone(self, some: Sequence[Settling]) -> Report | None:
-        """Return a report for a request of another kind, unless others wait or are under way."""
-        if not self.is_idle or self._pause_ms():
+        """Return a report for a request of another kind that has all of some settlements.
+
+        None if they are too many for one request, or others wait or are under way.
+        """
+        if len(some) > MOST_AT_ONCE or not self.is_idle or self._pause_ms():
             return None
         self._waiting += some
         return self.take()

@@ -1236,12 +1236,19 @@ class _Taking:
             if most <= 0:
                 return
             free: dict[Run, int] = {}
-            if window.passed < 2 * most:
-                self._admit(key, window, order)  # so that several of a key go together
-            count = window.take_free(most, free)
-            # All that there is at once: each run is a lease by itself.
-            while count < most and self._admit(key, window, order):
-                count += window.take_free(most - count, free)
+            count = 0
+            try:
+                if window.passed < 2 * most:
+                    self._admit(key, window, order)  # so that several of a key go together
+                count = window.take_free(most, free)
+                # All that there is at once: each run is a lease by itself.
+                while count < most and self._admit(key, window, order):
+                    count += window.take_free(most - count, free)
+            except MQMeshError:
+                # What is read already goes out, whatever is behind it.
+                window.take_free(most - count, free)
+                if not free:
+                    raise
             if not free:
                 return
             for run, bits in free.items():

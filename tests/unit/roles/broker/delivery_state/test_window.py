@@ -510,7 +510,7 @@ class Course:
         if action < 0.8:
             right = Settled.OK if len(offsets) == bits.bit_count() else Settled.BEFORE
             assert window.ack(lease, first, bits) is (right if may else Settled.STALE)
-            for offset in offsets if may else ():
+            for offset in [at for at in offsets if known[at][0] in (NOBODY, lease)]:
                 del known[offset]
         elif action < 0.93:
             due_ms = self.random.choice((0, self.now_ms + 3_000))

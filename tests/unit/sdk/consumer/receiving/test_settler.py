@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from mqmesh.errors import ClientClosed, EndpointUnreachable
 from mqmesh.protocol.delivery import MessageLease, SettleAction
 from mqmesh.sdk.consumer.receiving.held_leases import HeldLease
-from mqmesh.sdk.consumer.receiving.settler import Settler, Settling
+from mqmesh.sdk.consumer.receiving.settler import MOST_AT_ONCE, Settler, Settling
 from mqmesh.testing.clock import ManualClock
 
 
@@ -31,6 +31,26 @@ class Client:
         callbacks, self.later = self.later, []
         for callback in callbacks:
             callback()
+
+
+def test_a_report_alone_has_all_of_its_settlements_or_is_none():
+    settler = Settler(Client(), "broker-a", "group", "topic", {}, lambda: False, nullcontext())
+    some = [
+        Settling(
+            HeldLease(
+                "broker-a", "topic", MessageLease(at, 0, at, at + 1, 1, 1, 60_000), 1, 60_000
+            ),
+            1,
+            SettleAction.ACK,
+            60_000,
+            lambda _: None,
+        )
+        for at in range(MOST_AT_ONCE + 1)
+    ]
+    assert settler.take_alone(some) is None
+    report = settler.take_alone(some[1:])
+    assert report is not None
+    assert len(report.settlements) == MOST_AT_ONCE
 
 
 def test_what_waits_for_another_try_ends_when_the_consumer_is_closed():

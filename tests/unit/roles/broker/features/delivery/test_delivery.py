@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from harness.batches import PRODUCER_ID
 
 from mqmesh.batch.delayed_batch import ANY_TIME_QUEUE, due_times, read_delayed_meta
 from mqmesh.batch.iter_batches import iter_batches
@@ -229,17 +228,7 @@ class Ordered(Scene):
             Message("t", key.encode(), sharding_key=None if key == "-" else key, tag=key)
             for key in keys
         ]
-        sequence = next(self.stage._sequence)
-        self.stage.send(
-            encode_batch(
-                messages,
-                topic="t",
-                queue_id=0,
-                producer_id=PRODUCER_ID,
-                first_sequence=sequence,
-                born_timestamp=1,
-            )
-        )
+        self.stage.send(self.stage.batch(messages=messages))
 
 
 def test_with_order_by_key_a_receive_has_one_lease_of_what_is_far_apart(stage):
@@ -269,6 +258,26 @@ def test_with_order_by_key_batches_of_which_a_filter_leaves_out_messages_have_ke
     assert scene.receive(member="b", expression="a || c")[1] == [b"c"], "the other one of a waits"
     scene.settle(lease)
     assert scene.receive(member="b", expression="a || c")[1] == [b"a"]
+
+
+def test_with_order_by_key_what_was_read_goes_out_before_damage(stage, monkeypatch):
+    scene = Ordered(stage)
+    scene.send_keys("aab")
+    scene.send_keys("c")
+    store, damaged = scene.stage.store, {3}
+    get = type(store).get
+
+    def damaged_get(topic, queue_id, queue_offset, **options):
+        if topic == "t" and queue_offset in damaged:
+            raise CorruptRecord("planned")
+        return get(store, topic, queue_id, queue_offset, **{**options, "max_bytes": 1})
+
+    monkeypatch.setattr(store, "get", damaged_get)
+    (lease,), bodies = scene.receive(10)
+    assert bodies == [b"a", b"a", b"b"]
+    assert scene.settle(lease) == OK
+    damaged.clear()
+    assert scene.receive(10)[1] == [b"c"]
 
 
 def test_with_order_by_key_what_has_no_room_in_an_answer_is_left_for_the_next(stage):
