@@ -98,6 +98,7 @@ class DeliveryBooks(Books):
         self._lives: dict[str, BrokerFeatures] = {}
         self._pending: dict[str, list[tuple[int, dict[Place, HandedOut]]]] = {}
         self._safe: dict[Place, HandedOut] = {}
+        self._got: set[tuple[Place, int]] = set()
         self._judged: dict[tuple[str, WindowKey], set[int]] = {}
         self._unexplained: dict[Place, None] = {}
         self._leaving: set[str] = set()
@@ -129,9 +130,11 @@ class DeliveryBooks(Books):
             )
         safe = self._safe.get(place)
         returned = self._returned[place]
-        if safe is not None and lease > safe.last_lease:
+        # A consumer gives back what its caller did not ask for in time, and no attempt counts.
+        if safe is not None and lease > safe.last_lease and (place, safe.attempt) in self._got:
             if info.attempt <= safe.attempt - returned:
                 self._wrong("D5", f"attempt {info.attempt} of {place} by lease {lease:x}: {safe}")
+        self._got.add((place, info.attempt))
         if info.attempt > MAX_RETRIES + 1 + len(self.kills_ms) + returned:
             self._wrong("D5", f"attempt {info.attempt} of {place}")
 
