@@ -43,10 +43,13 @@ MOST_HELD_BYTES: Final = 16 * MIB
 FRAMES_PER_STEP: Final = 32
 """Frames that are read without a look at the clock."""
 STEP_BYTES: Final = 256 * KIB
+LARGE_HEADERS: Final = 4 * KIB
+"""A frame of headers that is longer is the last one of its step: it may unpack to many."""
 MOST_TIMEOUT_MS: Final = 3_600_000
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _FRAME_HEAD: Final = 9
+_HEADER_FRAMES: Final = (1, 9)  # HEADERS, CONTINUATION
 _MESSAGE_HEAD: Final = 5
 _UNITS_MS: Final = {"H": 3_600_000, "M": 60_000, "S": 1_000, "m": 1, "u": 1e-3, "n": 1e-6}
 _PRINTABLE: Final = "".join(chr(one) for one in range(0x20, 0x7F) if chr(one) != "%")
@@ -90,6 +93,8 @@ class GrpcCall:
         timeout_ms: So long its client waits; 0 for ever.
         is_over: Its status was sent, or the client gave it up.
         has_request: The client sends nothing more.
+        max_message_bytes: Longest message that may come.
+        partial_ms: When the message that is not whole began, monotonic clock; 0 for none.
     """
 
     __slots__ = (
@@ -101,12 +106,18 @@ class GrpcCall:
         "has_request",
         "headers",
         "is_over",
+        "max_message_bytes",
         "method",
+        "partial_ms",
         "stream_id",
         "timeout_ms",
     )
 
-    def __init__(self, stream_id: int, method: str, headers: dict[str, str]) -> None:
+    def __init__(
+        self, stream_id: int, method: str, headers: dict[str, str], max_message_bytes: int
+    ) -> None:
+        self.max_message_bytes = max_message_bytes
+        self.partial_ms = 0
         self.stream_id = stream_id
         self.method = method
         self.headers = headers
@@ -117,6 +128,11 @@ class GrpcCall:
         self._owed = 0
         self._has_head = False
         self._ending: list[tuple[bytes, bytes]] = []
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of answers for which its client has given no room."""
+        return len(self._out)
 
 
 class CallBegun(msgspec.Struct, frozen=True):
@@ -139,7 +155,7 @@ class CallRequested(msgspec.Struct, frozen=True):
 
 
 class CallGivenUp(msgspec.Struct, frozen=True):
-    """A call's client does not wait for it any more."""
+    """A call's client does not wait for it any more, or will not take what it was answered."""
 
     call: GrpcCall
 
@@ -170,7 +186,7 @@ class GrpcConnection:
         self._blocked: dict[int, GrpcCall] = {}
         self._owed = 0
         self._resets = self._resets_s = 0
-        self._is_begun = self._is_short = False
+        self._is_begun = self._is_short = self._has_room = False
         self.held_bytes = self.waiting_bytes = 0
         self.is_over = False
         self._h2 = H2Connection(
@@ -225,8 +241,13 @@ class GrpcConnection:
                 return None
             data = bytes(self._input[:end])
             del self._input[:end]
-            found = self._h2.receive_data(data)
-            return [one for event in found for one in self._take(event)]
+            events = self._h2.receive_data(data)
+            found = [one for event in events for one in self._take(event)]
+            if self._has_room:
+                self._has_room = False
+                for blocked in list(self._blocked.values()):
+                    self._flush(blocked)
+            return found
         except ProtocolError as error:
             self.is_over = True
             raise RemoteProtocolError(f"{type(error).__name__}: {error}"[:200]) from error
@@ -251,8 +272,11 @@ class GrpcConnection:
                 raise RemoteProtocolError(f"a frame of {length} bytes (limit {MAX_FRAME_BYTES})")
             if size - end < _FRAME_HEAD + length:
                 break
+            is_large = length > LARGE_HEADERS and data[end + 3] in _HEADER_FRAMES
             end += _FRAME_HEAD + length
             frames += 1
+            if is_large:
+                break
         return end
 
     def _take(self, event: Event) -> Iterator[CallEvent]:
@@ -272,14 +296,12 @@ class GrpcConnection:
         elif isinstance(event, StreamReset):
             self._note_reset()
             call = self._calls.get(event.stream_id)
-            if call is not None and not call.is_over:
+            if call is not None:
                 call.is_over = True
                 yield CallGivenUp(call)
-            if call is not None:
                 self._forget(call)
         elif isinstance(event, WindowUpdated | RemoteSettingsChanged):
-            for blocked in list(self._blocked.values()):
-                self._flush(blocked)
+            self._has_room = True
         elif isinstance(event, ConnectionTerminated):
             # h2 sends nothing any more then, nor do clients wait.
             self.is_over = True
@@ -291,7 +313,7 @@ class GrpcConnection:
     def _begin(self, event: RequestReceived) -> Iterator[CallEvent]:
         found = {_HEADERS[name]: _text(value) for name, value in event.headers if name in _HEADERS}
         kind, stream_id = found.get("content-type", ""), event.stream_id
-        call = GrpcCall(stream_id, found.pop(":path", ""), found)
+        call = GrpcCall(stream_id, found.pop(":path", ""), found, self._max_message_bytes)
         self._calls[stream_id] = call
         call.has_request = event.stream_ended is not None
         if found.get(":method") != "POST" or not kind.startswith("application/grpc"):
@@ -314,6 +336,8 @@ class GrpcConnection:
         call.has_request = event.stream_ended is not None
         call._owed += size
         before = len(call._buffer)
+        if not before:
+            call.partial_ms = self._now_ms()
         call._buffer += event.data
         try:
             yield from self._messages(call)
@@ -330,6 +354,8 @@ class GrpcConnection:
         self.held_bytes += len(call._buffer) - before
         if call._buffer:
             self._partial.setdefault(call.stream_id, call)
+        else:
+            call.partial_ms = 0
         if not (call.has_request or call.is_over):
             self._give_room(call)
         if not call._buffer and self._partial.pop(call.stream_id, None) is not None:
@@ -341,16 +367,16 @@ class GrpcConnection:
             length = int.from_bytes(data[1:_MESSAGE_HEAD])
             if data[0]:
                 raise RemoteProtocolError("messages must not be compressed by gRPC")
-            if length > self._max_message_bytes:
+            if length > call.max_message_bytes:
                 raise RemoteProtocolError(
-                    f"a message of {length} bytes (limit {self._max_message_bytes}, "
-                    "max_frame_bytes)"
+                    f"a message of {length} bytes (limit {call.max_message_bytes})"
                 )
             end = _MESSAGE_HEAD + length
             if len(data) < end:
                 return
             message = bytes(data[_MESSAGE_HEAD:end])
             del data[:end]
+            call.partial_ms = self._now_ms()
             yield CallMessage(call, message)
             if call.is_over:
                 data.clear()
@@ -414,6 +440,12 @@ class GrpcConnection:
         call._ending = list(_trailers(status, text))
         self._flush(call)
 
+    def cut(self, call: GrpcCall, status: GrpcStatus, text: str) -> None:
+        """End a call without what waits for room; nothing once it is over."""
+        if not (call.is_over or self.is_over):
+            self._drop_output(call)
+            self.finish(call, status, text)
+
     def close(self, error: ErrorCodes = ErrorCodes.NO_ERROR) -> None:
         """End the connection by GOAWAY; closing twice does no harm."""
         if not self.is_over:
@@ -473,8 +505,11 @@ class GrpcConnection:
         self.held_bytes -= len(call._buffer)
         if self._partial.pop(call.stream_id, None) is not None and not self.is_over:
             self._give_others_room()
-        self.waiting_bytes -= len(call._out)
         call._buffer.clear()
+        self._drop_output(call)
+
+    def _drop_output(self, call: GrpcCall) -> None:
+        self.waiting_bytes -= len(call._out)
         call._out = memoryview(b"")
 
 

@@ -380,6 +380,43 @@ def test_a_step_reads_some_frames_only():
     pair.answer()
 
 
+def test_a_step_ends_with_a_large_list_of_headers():
+    pair = Pair()
+    for _ in range(3):
+        pair.begin(*[(f"x-{number}", "v" * 1_000) for number in range(8)])
+    pair.server.feed(pair.client.data_to_send())
+    steps = 0
+    while pair.server.step() is not None:
+        steps += 1
+    assert steps == 3
+    pair.answer()
+
+
+def test_calls_that_wait_for_room_are_looked_at_once_in_a_step(monkeypatch):
+    pair = Pair()
+    stalled = [pair.ask(b"q") for _ in range(5)]
+    for call in stalled:
+        pair.server.finish(call, GrpcStatus.OK, "", bytes(100_000))
+    flushed: list[GrpcCall] = []
+    monkeypatch.setattr(GrpcConnection, "_flush", lambda _, call: flushed.append(call))
+    for _ in range(FRAMES_PER_STEP):
+        pair.client.increment_flow_control_window(1)
+    pair.server.feed(pair.client.data_to_send())
+    assert pair.server.step() == []
+    assert flushed == stalled
+
+
+def test_an_answer_that_is_not_taken_is_given_up_with_its_call():
+    pair = Pair()
+    call = pair.ask(b"q")
+    pair.server.finish(call, GrpcStatus.OK, "", bytes(100_000))
+    pair.found.clear()
+    pair.client.reset_stream(call.stream_id)
+    pair.exchange()
+    assert [one.call for one in pair.found if isinstance(one, CallGivenUp)] == [call]
+    assert pair.server.waiting_bytes == 0
+
+
 def test_calls_end_with_the_connection():
     pair = Pair()
     pair.begin()
