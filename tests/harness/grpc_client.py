@@ -198,7 +198,7 @@ class GrpcTestClient:
         return [one.message for one in asked.answers if one.HasField("message")]
 
     def ack(self, *messages: Any, group: str = "g") -> Any:
-        """Acknowledges messages; the answer."""
+        """Acknowledges messages of one topic; the answer."""
         entries = [
             CLASSES["AckMessageEntry"](
                 message_id=one.system_properties.message_id,
@@ -206,14 +206,15 @@ class GrpcTestClient:
             )
             for one in messages
         ]
-        return self.ask("AckMessage", group=resource(group), topic=resource("t"), entries=entries)
+        topic = messages[0].topic
+        return self.ask("AckMessage", group=resource(group), topic=topic, entries=entries)
 
     def change(self, message: Any, ms: int, group: str = "g") -> Any:
         """Changes the invisible duration of a message; the answer."""
         return self.ask(
             "ChangeInvisibleDuration",
             group=resource(group),
-            topic=resource("t"),
+            topic=message.topic,
             receipt_handle=message.system_properties.receipt_handle,
             invisible_duration=CLASSES["Duration"](
                 seconds=ms // 1_000, nanos=ms % 1_000 * 1_000_000
@@ -226,7 +227,8 @@ class GrpcTestClient:
 
 
 def resource(name: str) -> Any:
-    return CLASSES["Resource"](name=name)
+    space, _, own = name.rpartition("%")
+    return CLASSES["Resource"](resource_namespace=space, name=own)
 
 
 def queue(topic: str = "t", broker: str = "broker-a") -> Any:

@@ -28,12 +28,13 @@ class FrontWorld:
     def __init__(self, clock: ManualClock | None = None) -> None:
         self.clock = clock or ManualClock()
         self.soon: deque[Callable[[], None]] = deque()
-        self.broken = 0
+        self.broken = self.held_bytes = 0
         address = BrokerAddress("127.0.0.1:1")
         group = BrokerData("c", "broker-a", {0: address})
         self._route = TopicRoute("t", [QueueData("broker-a", 2, 2, 6)], [group])
         self.loop = self.routes = self
-        self.groups = lambda: {"broker-a": "c"}
+        self.served = {"broker-a": "c"}
+        self.groups = lambda: self.served
         self.producer_id = 5
         handles = Handles()
         handles.secret = bytes(32)
@@ -49,6 +50,7 @@ class FrontWorld:
             max_clients=1_000,
             max_receipts=1_000,
         )
+        self.answers: dict[str, object] = {}
         self.users: dict[str, GatewayUser] = {}
         self.front = GrpcFront(self._admit, LIMITS, self.clock, self.post, self._note)
 
@@ -72,7 +74,7 @@ class FrontWorld:
         self.soon.append(callback)
 
     def ask(self, broker: str, code: int, header: bytes, done: Callable[[object], None]) -> None:
-        self.post(lambda: done(EndpointUnreachable("nobody")))
+        self.post(lambda: done(self.answers.get(broker, EndpointUnreachable("nobody"))))
 
     def request(self, broker: str, code: int, done: Callable[[object], None], **_: object) -> None:
         self.post(lambda: done(EndpointUnreachable("nobody")))
@@ -82,6 +84,12 @@ class FrontWorld:
 
     def send(self, queue: object, messages: object, done: Any, half_group: str = "") -> None:
         self.post(lambda: done(EndpointUnreachable("nobody")))
+
+    def hold(self, size: int) -> None:
+        self.held_bytes += size
+
+    def release(self, size: int) -> None:
+        self.held_bytes -= size
 
     def end(self, *arguments: Any) -> None:
         self.post(lambda: arguments[-1](EndpointUnreachable("nobody")))

@@ -186,6 +186,65 @@ def test_what_a_push_consumer_has_is_renewed_until_it_is_gone(scene):
     assert other.ack(message).status.code == ReplyCode.OK
 
 
+def test_a_retry_that_comes_with_another_topic_is_reported_with_its_own(scene):
+    client = scene.client()
+    scene.site.admin.create_topic("other", queues=1)
+    scene.run(500)
+    sent(client, b"x")
+    push = {"auto_renew": True, "invisible_s": 0}
+    (message,) = client.got(**push)
+    assert client.change(message, 40_000).status.code == ReplyCode.OK
+    for _ in range(3):
+        client.got(wait_s=10, topic="other")
+        client.ask("Heartbeat")
+    (again,) = client.got(topic="other", wait_s=15, **push)
+    assert (again.body, again.topic.name) == (b"x", "t")
+    assert client.ack(again).status.code == ReplyCode.OK
+
+
+def test_topics_are_named_without_the_namespace_of_their_client(scene):
+    client = scene.client()
+    scene.site.admin.create_topic("space%t", queues=1)
+    scene.run(500)
+    sent(client, b"x", topic="space%t")
+    (message,) = client.got(topic="space%t")
+    assert (message.topic.resource_namespace, message.topic.name) == ("space", "t")
+    assert client.ack(message).status.code == ReplyCode.OK
+
+
+def test_what_a_client_did_not_take_of_an_answer_that_it_gave_up_goes_to_others(scene):
+    one, other, world = scene.client("one"), scene.client("other"), scene.site.world
+    with Producer("p", client=world.client_options(), transport=world.transport("p")) as producer:
+        producer.send(Message("t", bytes(1_000_000)))
+    push = {"auto_renew": True, "invisible_s": 0}
+    one.gives_room = False
+    asked = one.receive(**push)
+    scene.run(1_000)
+    assert other.got(**push) == []
+    one.cancel(asked)
+    (message,) = other.got(wait_s=1, **push)
+    assert message.system_properties.delivery_attempt == 1
+
+
+def test_what_a_broken_connection_may_not_have_carried_is_not_renewed(scene):
+    one, other = scene.client("one"), scene.client("other")
+    sent(one, b"early", b"late")
+    push = {"auto_renew": True, "invisible_s": 0, "batch_size": 1}
+    (early,) = one.got(**push)
+    for _ in range(2):
+        scene.run(9_000)
+        one.ask("Heartbeat")
+    (late,) = one.got(**push)
+    one.stream.close()
+    again = scene.client("one")
+    for _ in range(8):
+        again.ask("Heartbeat")
+        scene.run(9_000)
+    (message,) = other.got(**push)
+    assert message.body == late.body
+    assert again.ack(early).status.code == ReplyCode.OK
+
+
 def test_what_a_consumer_gives_up_is_a_dead_letter(scene):
     client, world = scene.client(), scene.site.world
     sent(client, b"bad", b"good")
@@ -322,6 +381,22 @@ def test_another_producer_is_asked_about_a_transaction(scene):
         )
         assert ended.status.code == ReplyCode.OK
     assert bodies(other.got(wait_s=1)) == [b"mine", b"other"]
+
+
+def test_a_producer_that_was_started_again_is_asked_before_it_sends(scene):
+    one = scene.client("one")
+    sent(one, b"mine", message_type=MessageType.TRANSACTION)
+    scene.gateway.stop()
+    scene.gateway.release()
+    scene.gateway.start()
+    scene.run(1_000)
+    again = scene.client("again")
+    stream = again.settings(publishing=CLASSES["Publishing"](topics=[resource("t")]))
+    for _ in range(400):
+        if len(stream.answers) == 2:
+            break
+        scene.run(100)
+    assert stream.answers[1].recover_orphaned_transaction_command.message.body == b"mine"
 
 
 def test_wrong_requests_are_refused_with_a_code(scene):

@@ -168,13 +168,7 @@ class Sends:
             SystemBusy: Too much waits already.
         """
         size = sum(len(one.body) for one in messages)
-        if self.waiting_bytes + size > self._max_waiting_bytes:
-            raise SystemBusy(
-                f"{self.waiting_bytes} bytes wait for brokers (limit {self._max_waiting_bytes}, "
-                "max_waiting_bytes)",
-                retry_after_ms=BACKOFF_MS,
-            )
-        self.waiting_bytes += size
+        self.hold(size)
         line = self._lines.get(queue)
         if line is None:
             line = self._lines[queue] = _Line(deque())
@@ -185,6 +179,24 @@ class Sends:
         if line.batch is None:
             self._ready.setdefault(queue.broker_name, {})[queue] = None
             self._outbox.schedule()
+
+    def hold(self, size: int) -> None:
+        """Count bodies that wait, also before it is known where to; see ``release``.
+
+        Raises:
+            SystemBusy: Too much waits already.
+        """
+        if self.waiting_bytes + size > self._max_waiting_bytes:
+            raise SystemBusy(
+                f"{self.waiting_bytes} bytes wait for brokers (limit {self._max_waiting_bytes}, "
+                "max_waiting_bytes)",
+                retry_after_ms=BACKOFF_MS,
+            )
+        self.waiting_bytes += size
+
+    def release(self, size: int) -> None:
+        """Count bodies of ``hold`` no more."""
+        self.waiting_bytes -= size
 
     def close(self, error: MQMeshError) -> None:
         """End everything that has no outcome."""

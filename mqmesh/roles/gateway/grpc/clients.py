@@ -23,6 +23,7 @@ from mqmesh.protocol.groups import (
     GroupSummaries,
     UpdateGroupRequest,
 )
+from mqmesh.protocol.grpc.calls import GrpcStatus
 from mqmesh.protocol.grpc.codes import ClientType, FilterType, RefusedCall, ReplyCode
 from mqmesh.protocol.grpc.messages import CLASSES, GrpcMessage
 from mqmesh.protocol.membership import (
@@ -44,6 +45,7 @@ from mqmesh.roles.gateway.grpc.session import (
     ServedCall,
 )
 from mqmesh.roles.gateway.upstream import Upstream
+from mqmesh.sdk.consumer.fetching.message_selector import MessageSelector
 
 LEAVE_MS: Final = 1_000
 """So long after its last connection ended a client leaves, unless it came back."""
@@ -59,6 +61,10 @@ MOST_PRODUCED: Final = 256
 """Topics of one client's transactions."""
 MOST_TOPICS: Final = 1_024
 """Topics that one client subscribes to."""
+MOST_RECEIVES: Final = 64
+"""Receives of one client that wait at one broker group, with those that it gave up."""
+MOST_ADDRESSES: Final = 16
+MOST_HOST_CHARACTERS: Final = 255
 RECEIVE_BATCH: Final = 32
 LONG_POLLING_S: Final = 20
 FIFO_RETRY_S: Final = 1
@@ -93,6 +99,7 @@ class GrpcClient(msgspec.Struct, eq=False):
         sessions: Its connections.
         streams: Its Telemetry streams.
         brokers: Broker groups that know it.
+        receives: Receives without a broker's answer, by broker group.
         heard_ms: When it sent a call last, monotonic clock.
     """
 
@@ -108,6 +115,7 @@ class GrpcClient(msgspec.Struct, eq=False):
     sessions: dict[GrpcSession, None] = {}
     streams: dict[ServedCall, None] = {}
     brokers: dict[str, _Joined] = {}
+    receives: dict[str, int] = {}
 
     def heartbeat(self) -> HeartbeatRequest:
         """Return what brokers are to know of it."""
@@ -169,10 +177,10 @@ class GrpcClients:
         }
 
     def meet(self, call: ServedCall) -> None:
-        """Note by which connection a client comes.
+        """Note by which connection a client comes that is known.
 
         Raises:
-            RefusedCall: The call names no client, or there are too many.
+            RefusedCall: The call names no client, or its connection has too many.
         """
         client_id = call.client_id
         if not 0 < len(client_id) <= MOST_ID_CHARACTERS:
@@ -180,14 +188,26 @@ class GrpcClients:
                 ReplyCode.CLIENT_ID_REQUIRED,
                 f"the header x-mq-client-id must have 1 to {MOST_ID_CHARACTERS} characters",
             )
-        now_ms = self._now_ms()
-        known = call.session.client_ids
-        if client_id not in known and len(known) >= MOST_IDS:
-            raise RefusedCall(
-                ReplyCode.TOO_MANY_REQUESTS, f"a connection speaks for at most {MOST_IDS} clients"
-            )
+        client = self._clients.get(client_id)
+        if client is not None:
+            self._note(client, call.session)
+
+    def _note(self, client: GrpcClient, session: GrpcSession) -> None:
+        client.heard_ms = self._now_ms()
+        _check_ids(client.client_id, session)
+        client.sessions[session] = None
+        session.client_ids[client.client_id] = None
+
+    def of(self, call: ServedCall) -> GrpcClient:
+        """Return the client of a call that only a client can make; it is known from then on.
+
+        Raises:
+            RefusedCall: There are too many.
+        """
+        client_id = call.client_id
         client = self._clients.get(client_id)
         if client is None:
+            _check_ids(client_id, call.session)
             if len(self._clients) >= self._max_clients:
                 raise RefusedCall(
                     ReplyCode.TOO_MANY_REQUESTS,
@@ -197,15 +217,10 @@ class GrpcClients:
                 client_id,
                 call.headers.get("x-mq-language", "")[:32],
                 call.headers.get("x-mq-client-version", "")[:32],
-                now_ms,
+                self._now_ms(),
             )
-        client.heard_ms = now_ms
-        client.sessions[call.session] = None
-        call.session.client_ids[client_id] = None
-
-    def of(self, call: ServedCall) -> GrpcClient:
-        """Return the client of a call."""
-        return self._clients[call.client_id]
+            self._note(client, call.session)
+        return client
 
     def find(self, client_id: str) -> GrpcClient | None:
         """Return a client by its id."""
@@ -222,7 +237,7 @@ class GrpcClients:
 
     def session_ended(self, session: GrpcSession) -> None:
         """Have the clients of a connection leave soon, unless they come back."""
-        for client_id in session.client_ids:
+        for client_id in list(session.client_ids):
             client = self._clients.get(client_id)
             if client is not None:
                 client.sessions.pop(session, None)
@@ -294,9 +309,7 @@ class GrpcClients:
             client.group, client.subscriptions = group, {}
         if client.subscriptions.get(one.topic) != one:
             if len(client.subscriptions) >= MOST_TOPICS:
-                raise RefusedCall(
-                    ReplyCode.BAD_REQUEST, f"a client subscribes to at most {MOST_TOPICS} topics"
-                )
+                raise _too_many_topics()
             client.subscriptions[one.topic] = one
 
     def produces(self, client: GrpcClient, topic: str, broker_name: str) -> None:
@@ -312,10 +325,25 @@ class GrpcClients:
 
         Args:
             group: Consumer group; defaults for one that is unknown.
-            broker_name: Broker group; "" for any.
+            broker_name: Broker group; "" for any that answers.
             on_done: Called with them, or why they are not known; maybe before this returns.
         """
-        broker_name = broker_name or next(iter(self._brokers()), "")
+        if broker_name:
+            self._find_group(group, broker_name, on_done)
+            return
+        known = self._upstream.routes.address
+        names = iter(sorted(self._brokers(), key=lambda name: not known(name)))
+
+        def tried(found: GroupConfig | MQMeshError) -> None:
+            name = next(names, "") if isinstance(found, MQMeshError) else ""
+            if name:
+                self._find_group(group, name, tried)
+            else:
+                on_done(found)
+
+        tried(GroupNotFound("no broker group is served yet"))
+
+    def _find_group(self, group: str, broker_name: str, on_done: OnGroup) -> None:
         known = self._groups.get((broker_name, group))
         if known is not None and self._now_ms() - known[0] < SETTINGS_KEPT_MS:
             on_done(known[1])
@@ -344,9 +372,6 @@ class GrpcClients:
             self._groups[(broker_name, group)] = (self._now_ms(), config)
             on_done(config)
 
-        if not broker_name:
-            on_done(GroupNotFound("no broker group is served yet"))
-            return
         header = encode_header(GetGroupsRequest(group))
         code = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
         self._upstream.ask(broker_name, code, header, done)
@@ -393,6 +418,8 @@ class GrpcClients:
         if self._clients.get(client.client_id) is not client:
             return
         del self._clients[client.client_id]
+        for session in client.sessions:
+            session.client_ids.pop(client.client_id, None)
         self._on_left(client)
         header = encode_header(UnregisterClientRequest(client.client_id))
         for broker_name in client.brokers:
@@ -404,35 +431,49 @@ class GrpcClients:
     # ---- Calls ---------------------------------------------------------------------------
 
     def _heartbeat(self, call: ServedCall, request: GrpcMessage) -> None:
+        self.of(call)
         call.answer()
 
     def _terminate(self, call: ServedCall, request: GrpcMessage) -> None:
-        self._leave(self.of(call))
+        client = self.find(call.client_id)
+        if client is not None:
+            self._leave(client)
         call.answer()
 
     def _telemetry(self, call: ServedCall, command: GrpcMessage) -> None:
-        client = self._clients.get(call.client_id)
-        if client is None or not command.HasField("settings"):
+        if not command.HasField("settings"):
             return
+        settings = command.settings
+        check_endpoints(settings.access_point)
+        client = self.of(call)
         client.streams[call] = None
         call.on_over = partial(client.streams.pop, call, None)
-        settings = command.settings
         client.kind = settings.client_type
         if not settings.HasField("subscription"):
+            # Of one that was started again brokers may have half messages, before it sends others.
+            for resource in settings.publishing.topics[:MOST_PRODUCED]:
+                topic = name_of(resource)
+                check_topic(topic)
+                for broker_name in self._brokers():
+                    self.produces(client, topic, broker_name)
             call.send(status=OK, settings=producer_settings(settings))
             return
         group = name_of(settings.subscription.group)
         check_group(group)
-        for entry in settings.subscription.subscriptions:
+        entries = settings.subscription.subscriptions
+        if len(entries) > MOST_TOPICS:
+            raise _too_many_topics()
+        for entry in entries:
             topic = name_of(entry.topic)
             check_topic(topic)
             self.subscribe(client, group, subscription_of(topic, entry.expression))
 
         def found(config: GroupConfig | MQMeshError) -> None:
             if isinstance(config, MQMeshError):
-                # A push consumer fails without its settings: these are right for a new group.
-                _log.debug("settings of group %s are not known: %s", group, config)
-                config = GroupConfig(group, delivery=client.delivery)
+                # Wrong ones would mix up the order of messages; the client asks again.
+                call.finish(GrpcStatus.UNAVAILABLE, f"settings of {group!r}: {config}"[:500])
+                call.give_up()
+                return
             client.delivery = delivery_of(config)
             call.send(status=OK, settings=consumer_settings(settings, config))
 
@@ -440,13 +481,65 @@ class GrpcClients:
 
 
 def subscription_of(topic: str, expression: GrpcMessage) -> Subscription:
-    """Return a subscription of a client's filter expression."""
+    """Return a subscription of a client's filter expression.
+
+    Raises:
+        RefusedCall: The expression makes no sense, or is too long.
+    """
     is_sql = expression.type == FilterType.SQL
-    return Subscription(
+    found = Subscription(
         topic,
         expression.expression or "*",
         ExpressionType.SQL92.value if is_sql else ExpressionType.TAG.value,
     )
+    try:
+        selector_of(found).check()
+    except MQMeshError as error:
+        raise RefusedCall(ReplyCode.ILLEGAL_FILTER_EXPRESSION, str(error)) from error
+    return found
+
+
+def selector_of(wanted: Subscription) -> MessageSelector:
+    """Return the selector of a subscription."""
+    return MessageSelector(expression=wanted.expression, expression_type=wanted.expression_type)
+
+
+def check_endpoints(endpoints: GrpcMessage) -> None:
+    """Check addresses that a client names, for answers repeat them.
+
+    Raises:
+        RefusedCall: They are too many, or too long.
+    """
+    addresses = endpoints.addresses
+    if len(addresses) > MOST_ADDRESSES or any(
+        len(one.host) > MOST_HOST_CHARACTERS for one in addresses
+    ):
+        raise RefusedCall(
+            ReplyCode.BAD_REQUEST,
+            f"endpoints have at most {MOST_ADDRESSES} addresses, and their hosts "
+            f"{MOST_HOST_CHARACTERS} characters; got {len(addresses)} addresses",
+        )
+
+
+def _check_ids(client_id: str, session: GrpcSession) -> None:
+    if client_id not in session.client_ids and len(session.client_ids) >= MOST_IDS:
+        raise RefusedCall(
+            ReplyCode.TOO_MANY_REQUESTS, f"a connection speaks for at most {MOST_IDS} clients"
+        )
+
+
+def _too_many_topics() -> RefusedCall:
+    return RefusedCall(
+        ReplyCode.BAD_REQUEST, f"a client subscribes to at most {MOST_TOPICS} topics"
+    )
+
+
+def resource_of(name: str, namespace: str) -> GrpcMessage:
+    """Return a name as clients in a namespace have it: they put both together again."""
+    head = f"{namespace}%"
+    if not namespace or not name.startswith(head):
+        return CLASSES["Resource"](name=name)
+    return CLASSES["Resource"](resource_namespace=namespace, name=name.removeprefix(head))
 
 
 def name_of(resource: GrpcMessage) -> str:

@@ -28,11 +28,13 @@ from mqmesh.protocol.grpc.messages import CLASSES, GrpcMessage
 from mqmesh.protocol.membership import Subscription
 from mqmesh.protocol.pulling import MAX_SUSPEND_MS
 from mqmesh.roles.gateway.grpc.clients import (
+    MOST_RECEIVES,
     RECEIVE_BATCH,
     GrpcClient,
     GrpcClients,
     delivery_of,
     name_of,
+    selector_of,
     subscription_of,
 )
 from mqmesh.roles.gateway.grpc.converting import duration, ms_of, timestamp, write_message
@@ -40,13 +42,14 @@ from mqmesh.roles.gateway.grpc.handles import Handles, Receipt
 from mqmesh.roles.gateway.grpc.leases import ClientLeases, Reports
 from mqmesh.roles.gateway.grpc.session import OK, GrpcMethod, ServedCall, status_of
 from mqmesh.roles.gateway.upstream import Upstream
-from mqmesh.sdk.consumer.fetching.message_selector import MessageSelector
 from mqmesh.sdk.consumer.receiving.held_leases import HeldLease, ReceivedAnswer, read_answer
+from mqmesh.units import KIB
 
 MOST_RECEIVED: Final = 32
 """Messages of one receive: a client gets them as messages of their own."""
 MOST_ACKED: Final = 1_024
 """Entries of one acknowledgement."""
+MOST_ACK_BYTES: Final = 512 * KIB
 ANSWER_MS: Final = 10_000
 """Longest wait for a broker's answer beyond the time that it may hold the request."""
 BEFORE_DEADLINE_MS: Final = 500
@@ -71,6 +74,7 @@ class _Receive(msgspec.Struct, eq=False):
     is_renewed: bool
     attempt_id: int
     until_ms: int
+    namespace: str
     tries: int = 0
 
 
@@ -111,7 +115,12 @@ class GrpcConsuming:
             "ReceiveMessage": GrpcMethod(
                 "ReceiveMessageRequest", "ReceiveMessageResponse", self._receive
             ),
-            "AckMessage": GrpcMethod("AckMessageRequest", "AckMessageResponse", self._ack),
+            "AckMessage": GrpcMethod(
+                "AckMessageRequest",
+                "AckMessageResponse",
+                self._ack,
+                max_request_bytes=MOST_ACK_BYTES,
+            ),
             "ChangeInvisibleDuration": GrpcMethod(
                 "ChangeInvisibleDurationRequest", "ChangeInvisibleDurationResponse", self._change
             ),
@@ -127,10 +136,6 @@ class GrpcConsuming:
     def _receive(self, call: ServedCall, request: GrpcMessage) -> None:
         group, topic = _names(request.group, request.message_queue.topic)
         wanted = subscription_of(topic, request.filter_expression)
-        try:
-            _selector(wanted).check()
-        except MQMeshError as error:
-            raise RefusedCall(ReplyCode.ILLEGAL_FILTER_EXPRESSION, str(error)) from error
         if self._leases.is_full:
             raise RefusedCall(
                 ReplyCode.TOO_MANY_REQUESTS,
@@ -142,13 +147,19 @@ class GrpcConsuming:
         if not is_renewed and not MIN_INVISIBLE_MS <= invisible_ms <= MAX_INVISIBLE_MS:
             raise _wrong_duration(invisible_ms)
         client = self._clients.of(call)
+        broker_name = request.message_queue.broker.name
+        if client.receives.get(broker_name, 0) >= MOST_RECEIVES:
+            raise RefusedCall(
+                ReplyCode.TOO_MANY_REQUESTS,
+                f"{MOST_RECEIVES} receives of the client wait at broker group {broker_name!r:.100} "
+                "already, with those that it gave up",
+            )
         self._clients.subscribe(client, group, wanted)
         now_ms = self._now_ms()
         wait_ms = min(ms_of(request.long_polling_timeout), MAX_SUSPEND_MS)
         until_ms = now_ms + max(wait_ms, 0)
         if call.deadline_ms:
             until_ms = max(min(until_ms, call.deadline_ms - BEFORE_DEADLINE_MS), now_ms)
-        broker_name = request.message_queue.broker.name
         receive = _Receive(
             call,
             client,
@@ -160,6 +171,7 @@ class GrpcConsuming:
             is_renewed,
             _number_of(request.attempt_id),
             until_ms,
+            request.message_queue.topic.resource_namespace,
         )
         if not self._upstream.routes.address(broker_name):
             raise BrokerNotAvailable(f"broker group {broker_name!r:.100} is not there")
@@ -170,14 +182,17 @@ class GrpcConsuming:
                 client.delivery = delivery_of(config)
             self._join(receive)
 
+        client.receives[broker_name] = client.receives.get(broker_name, 0) + 1
         self._clients.find_group(group, broker_name, found)
 
     def _join(self, receive: _Receive) -> None:
         def joined(error: MQMeshError | None) -> None:
+            if error is None and not receive.call.is_over:
+                self._ask(receive)
+                return
+            _end(receive)
             if error is not None:
                 receive.call.fail(error)
-            elif not receive.call.is_over:
-                self._ask(receive)
 
         self._clients.join(receive.client, receive.broker_name, joined)
 
@@ -216,6 +231,7 @@ class GrpcConsuming:
                 joined.heartbeat = None
             self._join(receive)
             return
+        _end(receive)
         try:
             if isinstance(answer, MQMeshError):
                 raise answer
@@ -225,7 +241,7 @@ class GrpcConsuming:
                 (memoryview(answer.body), *answer.further),
                 broker_name=receive.broker_name,
                 topic=receive.subscription.topic,
-                tags=_selector(receive.subscription).wanted_tags(),
+                tags=selector_of(receive.subscription).wanted_tags(),
                 now_ms=self._now_ms(),
             )
         except MQMeshError as error:
@@ -250,15 +266,23 @@ class GrpcConsuming:
         for held, message in found.messages:
             offsets.setdefault(held, []).append(message.queue_offset)
         for held, own in offsets.items():
-            self._leases.add(receive.client.client_id, receive.group, held, own, receive.is_renewed)
+            self._leases.add(
+                *(receive.client.client_id, receive.group, held, own, receive.is_renewed),
+                call.session,
+            )
         self.messages += len(found.messages)
         now_ms = self._upstream.loop.clock.wall_ms()
         answers: list[dict[str, object]] = [{"delivery_timestamp": timestamp(now_ms)}]
         for held, message in found.messages:
             delivery = self._delivery(receive, held, message)
-            answers.append({"message": write_message(message, delivery)})
+            answers.append({"message": write_message(message, delivery, receive.namespace)})
         answers.append({"status": OK})
-        call.answer_all(answers)
+
+        def lost() -> None:
+            for held in offsets:
+                self._leases.give_back(held)
+
+        call.answer_all(answers, lost)
 
     def _delivery(
         self, receive: _Receive, held: HeldLease, message: StoredMessage
@@ -268,7 +292,8 @@ class GrpcConsuming:
             held.broker_name, lease.lease, lease.queue_id, message.queue_offset, lease.is_retry
         )
         found: dict[str, object] = {
-            "receipt_handle": self._handles.seal(receipt, _context(receive.group, held.topic)),
+            # Clients report on a message with its own topic, from which a retry comes with others.
+            "receipt_handle": self._handles.seal(receipt, _context(receive.group, message.topic)),
             "delivery_attempt": message.delivery_attempt,
             "invisible_duration": duration(lease.length_ms),
         }
@@ -356,7 +381,8 @@ class GrpcConsuming:
                 call.answer(receipt_handle=request.receipt_handle)
 
         lease = self._leases.find(receipt)
-        is_push = self._clients.of(call).kind == ClientType.PUSH_CONSUMER
+        client = self._clients.find(call.client_id)
+        is_push = client is not None and client.kind == ClientType.PUSH_CONSUMER
         if is_push or (lease is not None and lease.is_renewed):
             # A push consumer says by this that it failed.
             delay_ms = min(length_ms, MAX_NACK_MS)
@@ -439,8 +465,11 @@ def _wrong_duration(length_ms: int) -> RefusedCall:
     )
 
 
-def _selector(wanted: Subscription) -> MessageSelector:
-    return MessageSelector(expression=wanted.expression, expression_type=wanted.expression_type)
+def _end(receive: _Receive) -> None:
+    """Note that no broker holds a receive any more."""
+    left = receive.client.receives.pop(receive.broker_name) - 1
+    if left:
+        receive.client.receives[receive.broker_name] = left
 
 
 def _source(receive: _Receive) -> tuple[str, str, str]:

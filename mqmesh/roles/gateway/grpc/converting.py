@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from mqmesh.errors import InvalidArgument
-from mqmesh.message import RESERVED_PROPERTIES, Message, StoredMessage
+from mqmesh.message import MAX_KEYS, RESERVED_PROPERTIES, Message, StoredMessage
 from mqmesh.protocol.grpc.codes import (
     MD5,
     BodyEncoding,
@@ -15,7 +15,7 @@ from mqmesh.protocol.grpc.codes import (
     ReplyCode,
 )
 from mqmesh.protocol.grpc.messages import CLASSES, GrpcMessage
-from mqmesh.roles.gateway.grpc.clients import MAX_BODY_BYTES, name_of
+from mqmesh.roles.gateway.grpc.clients import MAX_BODY_BYTES, name_of, resource_of
 from mqmesh.roles.gateway.messages import (
     DELAY_LEVEL,
     DELAY_MS,
@@ -33,6 +33,8 @@ from mqmesh.roles.gateway.messages import (
 )
 
 MOST_ID_CHARACTERS: Final = 255
+MOST_PROPERTIES: Final = 128
+"""Properties of a user's message, as at RocketMQ's proxy."""
 _NOT_THE_USERS: Final = frozenset(
     {
         *(DELAY_LEVEL, DELAY_MS, DELAY_S, DELIVER_MS, HALF, KEYS, PRODUCER_GROUP, REAL_TOPIC),
@@ -45,12 +47,13 @@ _ANY_WINDOW: Final = 47
 """``wbits`` for what zlib or gzip made."""
 
 
-def read_message(sent: GrpcMessage, now_ms: int) -> Message:
+def read_message(sent: GrpcMessage, now_ms: int, most_bytes: int = MAX_BODY_BYTES) -> Message:
     """Return a message that a producer sends.
 
     Args:
         sent: As it came.
         now_ms: Wall clock.
+        most_bytes: Longest body, decompressed.
 
     Raises:
         RefusedCall: Its id, body, properties or kind are wrong.
@@ -65,6 +68,11 @@ def read_message(sent: GrpcMessage, now_ms: int) -> Message:
         )
     if system.message_type == MessageType.LITE:
         raise RefusedCall(ReplyCode.NOT_IMPLEMENTED, "lite topics are not served")
+    if len(sent.user_properties) > MOST_PROPERTIES or len(system.keys) > MAX_KEYS:
+        raise InvalidArgument(
+            f"{len(sent.user_properties)} properties and {len(system.keys)} keys of a message; at "
+            f"most {MOST_PROPERTIES} and {MAX_KEYS} may be"
+        )
     own = {one.key: one.value for one in sent.user_properties}
     if not _NOT_THE_USERS.isdisjoint(own):
         names = ", ".join(sorted(_NOT_THE_USERS & own.keys()))
@@ -84,31 +92,39 @@ def read_message(sent: GrpcMessage, now_ms: int) -> Message:
         )
     if system.HasField("delivery_timestamp"):
         properties[DELIVER_MS] = str(max(ms_of(system.delivery_timestamp), 1))
-    return to_message(name_of(sent.topic), _body_of(sent), properties, 0, now_ms)
+    body = _body_of(sent, min(most_bytes, MAX_BODY_BYTES))
+    return to_message(name_of(sent.topic), body, properties, 0, now_ms)
 
 
-def _body_of(sent: GrpcMessage) -> bytes:
+def _body_of(sent: GrpcMessage, most_bytes: int) -> bytes:
     body: bytes = sent.body
     if sent.system_properties.body_encoding == BodyEncoding.GZIP:
+        reader = zlib.decompressobj(_ANY_WINDOW)
         try:
-            body = zlib.decompressobj(_ANY_WINDOW).decompress(body, MAX_BODY_BYTES + 1)
+            body = reader.decompress(body, most_bytes + 1)
         except zlib.error as error:
             raise InvalidArgument(f"a body that cannot be decompressed: {error}") from error
+        if len(body) <= most_bytes and (not reader.eof or reader.unused_data):
+            raise InvalidArgument("a body that cannot be decompressed: it is cut off, or goes on")
     if not body:
         raise RefusedCall(ReplyCode.MESSAGE_BODY_EMPTY, "a message has a body of 1 byte or more")
-    if len(body) > MAX_BODY_BYTES:
+    if len(body) > most_bytes:
         raise RefusedCall(
-            ReplyCode.MESSAGE_BODY_TOO_LARGE, f"a body is over {MAX_BODY_BYTES} bytes"
+            ReplyCode.MESSAGE_BODY_TOO_LARGE,
+            f"a body is over {MAX_BODY_BYTES} bytes, or those of one call together are too long",
         )
     return body
 
 
-def write_message(message: StoredMessage, system: Mapping[str, object]) -> GrpcMessage:
+def write_message(
+    message: StoredMessage, system: Mapping[str, object], namespace: str = ""
+) -> GrpcMessage:
     """Return a stored message as clients read it.
 
     Args:
         message: The message.
         system: System properties beside those that follow from the message: of a delivery.
+        namespace: That of its reader.
     """
     info = message.info
     own = dict(message.properties or {})
@@ -121,7 +137,7 @@ def write_message(message: StoredMessage, system: Mapping[str, object]) -> GrpcM
     elif message.prepared_transaction_offset >= 0:
         kind = MessageType.TRANSACTION
     found = CLASSES["Message"](
-        topic=CLASSES["Resource"](name=message.topic),
+        topic=resource_of(message.topic, namespace),
         body=message.body,
         system_properties=CLASSES["SystemProperties"](
             tag=message.tag or "",

@@ -1,10 +1,17 @@
 """The gateway's port for gRPC: its connections."""
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
+from typing import Final
 
 from mqmesh.clock import Clock
 from mqmesh.roles.gateway.grpc.session import CallService, GrpcSession
 from mqmesh.roles.gateway.session import Output, SessionLimits
+from mqmesh.units import MIB
+
+MOST_HELD_BYTES: Final = 256 * MIB
+"""Parts of requests that are not whole, of all connections."""
+_log = logging.getLogger(__name__)
 
 
 class GrpcFront:
@@ -48,10 +55,23 @@ class GrpcFront:
         return session
 
     def tick(self) -> None:
-        """End calls that took too long, and silent connections; to be called twice a second."""
+        """End calls that took too long, silent connections, and those that hold too much.
+
+        To be called twice a second.
+        """
         now_ms = self._clock.monotonic_ms()
         for session in list(self._sessions):
             session.tick(now_ms)
+        held = sum(session.held_bytes for session in self._sessions)
+        while held > MOST_HELD_BYTES:
+            worst = max(self._sessions, key=lambda session: session.held_bytes)
+            _log.warning(
+                "%s has %d bytes of requests that are not whole, and all connections %d (limit "
+                "%d); closing it",
+                *(worst.peer, worst.held_bytes, held, MOST_HELD_BYTES),
+            )
+            held -= worst.held_bytes
+            worst.close()
 
     def close(self) -> None:
         """Close all connections."""

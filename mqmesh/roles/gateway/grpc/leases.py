@@ -127,6 +127,8 @@ class ClientLease(msgspec.Struct, eq=False):
         unsettled: Messages of it without a report, by queue offset: until when the client has them,
             monotonic clock.
         is_renewed: The gateway renews it for the client.
+        source: Connection that it was given by.
+        given_ms: When that was, monotonic clock.
         planned_ms: When it is looked at next, monotonic clock; 0 for not.
     """
 
@@ -135,6 +137,8 @@ class ClientLease(msgspec.Struct, eq=False):
     held: HeldLease
     unsettled: dict[int, int]
     is_renewed: bool
+    source: object
+    given_ms: int
     planned_ms: int = 0
 
 
@@ -166,11 +170,19 @@ class ClientLeases:
         return self.messages >= self._most
 
     def add(
-        self, client_id: str, group: str, held: HeldLease, offsets: Iterable[int], renewed: bool
+        self,
+        client_id: str,
+        group: str,
+        held: HeldLease,
+        offsets: Iterable[int],
+        renewed: bool,
+        source: object,
     ) -> None:
-        """Note a lease that a client was given."""
-        until_ms = self._now_ms() + RENEWED_MS if renewed else held.until_ms
-        one = ClientLease(client_id, group, held, dict.fromkeys(offsets, until_ms), renewed)
+        """Note a lease that a client was given by a connection, the ``source``."""
+        now_ms = self._now_ms()
+        until_ms = now_ms + RENEWED_MS if renewed else held.until_ms
+        unsettled = dict.fromkeys(offsets, until_ms)
+        one = ClientLease(client_id, group, held, unsettled, renewed, source, now_ms)
         if not one.unsettled:
             return
         key = (held.broker_name, held.lease.lease)
@@ -216,6 +228,26 @@ class ClientLeases:
         for one in self._by_client.get(client_id, ()):
             if one.held.broker_name == broker_name and one.held.until_ms > now_ms:
                 self._extend(one, max(one.held.until_ms - now_ms, MIN_INVISIBLE_MS), _ignore)
+
+    def give_back(self, held: HeldLease) -> None:
+        """Give back the messages of a lease that did not reach their client."""
+        one = self._leases.get((held.broker_name, held.lease.lease))
+        if one is not None and one.held is held:
+            self._report(one, list(one.unsettled), SettleAction.RETURN, BY_SCHEDULE)
+            self._drop(one)
+
+    def source_ended(self, client_id: str, source: object, since_ms: int) -> None:
+        """Renew no more what a connection that ended may not have carried to its client.
+
+        Args:
+            client_id: The client.
+            source: The connection.
+            since_ms: What was given from then on is in doubt, monotonic clock.
+        """
+        for one in self._by_client.get(client_id, ()):
+            if one.is_renewed and one.source is source and one.given_ms >= since_ms:
+                one.unsettled = dict.fromkeys(one.unsettled, one.held.until_ms)
+                self._plan(one)
 
     def client_left(self, client_id: str) -> None:
         """Give back what the gateway renews for a client; what it does not ends by itself."""

@@ -32,6 +32,10 @@ from mqmesh.roles.gateway.transactions import GatewayTransactions
 from mqmesh.roles.gateway.upstream import Upstream
 from mqmesh.sdk.producer.queue_selector import queue_index
 from mqmesh.sdk.transactions.transaction_ends import HalfPlace
+from mqmesh.units import MIB
+
+MOST_SENT_BYTES: Final = 16 * MIB
+"""Bodies of one call, decompressed."""
 
 _DECISIONS: Final = {Resolution.COMMIT: Decision.COMMIT, Resolution.ROLLBACK: Decision.ROLLBACK}
 _UNSAFE: Final = {
@@ -88,7 +92,9 @@ class GrpcProducing:
     def methods(self) -> dict[str, GrpcMethod]:
         """Return the methods of producers."""
         return {
-            "SendMessage": GrpcMethod("SendMessageRequest", "SendMessageResponse", self._send),
+            "SendMessage": GrpcMethod(
+                "SendMessageRequest", "SendMessageResponse", self._send, max_request_bytes=0
+            ),
             "EndTransaction": GrpcMethod(
                 "EndTransactionRequest", "EndTransactionResponse", self._end
             ),
@@ -131,7 +137,7 @@ class GrpcProducing:
             )
             stream.send(
                 recover_orphaned_transaction_command=CLASSES["RecoverOrphanedTransactionCommand"](
-                    message=write_message(message, {}),
+                    message=write_message(message, {}, stream.headers.get("x-mq-namespace", "")),
                     transaction_id=self._handles.seal(handle, message.topic),
                 )
             )
@@ -144,9 +150,11 @@ class GrpcProducing:
         if not 0 < len(sent) <= MAX_BATCH_MESSAGES:
             raise InvalidArgument(f"{len(sent)} messages in a send; 1 to {MAX_BATCH_MESSAGES} may")
         now_ms = self._clock.wall_ms()
-        messages = check_messages(
-            [read_message(one, now_ms) for one in sent], max_message_size=MAX_BODY_BYTES
-        )
+        size, unchecked = 0, []
+        for one in sent:
+            unchecked.append(read_message(one, now_ms, MOST_SENT_BYTES - size))
+            size += len(unchecked[-1].body)
+        messages = check_messages(unchecked, max_message_size=MAX_BODY_BYTES)
         types = [one.system_properties.message_type for one in sent]
         for message, kind in zip(messages, types, strict=True):
             if kind == MessageType.TRANSACTION and message.deliver_at_ms:
@@ -156,6 +164,7 @@ class GrpcProducing:
                 )
 
         def found(route: TopicRoute | MQMeshError) -> None:
+            self._sends.release(size)
             try:
                 if isinstance(route, MQMeshError):
                     raise route
@@ -170,6 +179,7 @@ class GrpcProducing:
             for number, message in enumerate(messages):
                 self._send_one(sending, number, message, types[number], choices[number])
 
+        self._sends.hold(size)
         self._routing.find(messages[0].topic, found, creates=True)
 
     def _send_one(
@@ -188,9 +198,11 @@ class GrpcProducing:
         if kind == MessageType.TRANSACTION:
             # Producers have no groups any more: those of a topic are one, as at RocketMQ's proxy.
             half_group = message.topic
-            self._clients.produces(self._clients.of(sending.call), message.topic, queue.broker_name)
         done = partial(self._sent, sending, number, message, queue, half_group)
         try:
+            if half_group:
+                client = self._clients.of(sending.call)
+                self._clients.produces(client, half_group, queue.broker_name)
             self._sends.send(queue, [message], done, half_group)
         except MQMeshError as error:
             done(error)

@@ -8,7 +8,7 @@ from mqmesh.message import AUTO_CREATE_TOPIC, check_group, check_topic
 from mqmesh.protocol.grpc.codes import IPV4, MessageType, QueuePermission
 from mqmesh.protocol.grpc.messages import CLASSES, GrpcMessage
 from mqmesh.protocol.route import Perm, QueueData, TopicRoute
-from mqmesh.roles.gateway.grpc.clients import GrpcClients, name_of
+from mqmesh.roles.gateway.grpc.clients import GrpcClients, check_endpoints, name_of
 from mqmesh.roles.gateway.grpc.session import GrpcMethod, ServedCall
 from mqmesh.roles.gateway.messages import Address
 from mqmesh.roles.gateway.ports import BrokerPorts
@@ -84,6 +84,7 @@ class GrpcRouting:
     def _route(self, call: ServedCall, request: GrpcMessage) -> None:
         topic = name_of(request.topic)
         check_topic(topic)
+        check_endpoints(request.endpoints)
 
         def done(found: TopicRoute | MQMeshError) -> None:
             if isinstance(found, MQMeshError):
@@ -92,13 +93,15 @@ class GrpcRouting:
                 queues = list(self._queues(request, found))
                 call.answer(message_queues=queues)
 
-        is_consumer = bool(self._clients.of(call).group)
+        client = self._clients.find(call.client_id)
+        is_consumer = client is not None and bool(client.group)
         self.find(topic, done, creates=not is_consumer)
 
     def _assign(self, call: ServedCall, request: GrpcMessage) -> None:
         topic = name_of(request.topic)
         check_topic(topic)
         check_group(name_of(request.group))
+        check_endpoints(request.endpoints)
 
         def done(found: TopicRoute | MQMeshError) -> None:
             if isinstance(found, MQMeshError):

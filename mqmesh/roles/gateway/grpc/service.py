@@ -17,6 +17,9 @@ from mqmesh.roles.gateway.sends import Sends
 from mqmesh.roles.gateway.transactions import GatewayTransactions
 from mqmesh.roles.gateway.upstream import Upstream
 
+IN_DOUBT_MS: Final = 10_000
+"""What a connection was given so long before its client was last heard may not have arrived."""
+
 
 class GrpcService:
     """Methods of one user's clients.
@@ -75,6 +78,9 @@ class GrpcService:
 
     def session_ended(self, session: GrpcSession) -> None:
         """Have the clients of a connection leave soon, unless they come back."""
+        since_ms = session.heard_ms - IN_DOUBT_MS
+        for client_id in session.client_ids:
+            self._leases.source_ended(client_id, session, since_ms)
         self._clients.session_ended(session)
 
     def on_check(self, broker_name: str, command: Command) -> bool:

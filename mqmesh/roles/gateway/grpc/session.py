@@ -19,11 +19,18 @@ from mqmesh.protocol.grpc.calls import (
 from mqmesh.protocol.grpc.codes import ReplyCode, reply_code
 from mqmesh.protocol.grpc.messages import CLASSES, SERVICE, GrpcMessage
 from mqmesh.roles.gateway.session import Output, SessionLimits
+from mqmesh.units import KIB, MIB
 
 CLIENT_ID: Final = "x-mq-client-id"
 MOST_ID_CHARACTERS: Final = 255
 WORK_MS: Final = 3
 """Frames of one connection are read for so long in a turn of the loop; others come then."""
+MOST_REQUEST_BYTES: Final = 64 * KIB
+"""Longest request of a method that has no limit of its own."""
+MOST_UNREAD_BYTES: Final = 1 * MIB
+"""Answers of one stream that wait for room; one that has more ends."""
+REQUEST_MS: Final = 30_000
+"""A request that is not whole after so long is refused."""
 
 _log = logging.getLogger(__name__)
 
@@ -37,12 +44,14 @@ class GrpcMethod(msgspec.Struct, frozen=True):
         on_message: Takes a request, and answers it by the call, now or later; raises
             ``MQMeshError`` to refuse it.
         is_stream: Its client sends several messages; for others the first one is the request.
+        max_request_bytes: Longest request; 0 for that of the connection.
     """
 
     request: str
     response: str
     on_message: Callable[["ServedCall", GrpcMessage], None]
     is_stream: bool = False
+    max_request_bytes: int = MOST_REQUEST_BYTES
 
 
 class CallService(Protocol):
@@ -72,6 +81,7 @@ class ServedCall:
     """
 
     __slots__ = (
+        "_begun_ms",
         "_call",
         "_has_message",
         "_method",
@@ -87,6 +97,9 @@ class ServedCall:
         self._call = call
         self._method = method
         self._has_message = False
+        if method.max_request_bytes:
+            call.max_message_bytes = min(call.max_message_bytes, method.max_request_bytes)
+        self._begun_ms = session.heard_ms
         self.session = session
         self.headers = call.headers
         self.client_id = call.headers.get(CLIENT_ID, "")
@@ -99,20 +112,42 @@ class ServedCall:
         fields.setdefault("status", OK)
         self.answer_all([fields])
 
-    def answer_all(self, answers: Sequence[Mapping[str, object]]) -> None:
-        """Send all answers of a call that has several, and end it."""
+    def answer_all(
+        self,
+        answers: Sequence[Mapping[str, object]],
+        on_lost: Callable[[], None] | None = None,
+    ) -> None:
+        """Send all answers of a call that has several, and end it.
+
+        Args:
+            answers: Their fields.
+            on_lost: Called if the client will not take all of them.
+        """
         if not self.is_over:
             messages = [self._encode(one) for one in answers]
             self.is_over = True
-            self.session.finish(self._call, GrpcStatus.OK, "", *messages)
+            self.session.finish(self._call, GrpcStatus.OK, "", *messages, on_lost=on_lost)
 
     def fail(self, error: BaseException) -> None:
         """Send an error as the only answer."""
         self.answer(status=status_of(error))
 
     def send(self, **fields: object) -> None:
-        """Send an answer of a call that goes on; nothing once it is over."""
-        if not self.is_over:
+        """Send an answer of a call that goes on; nothing once it is over.
+
+        A call whose client does not take its answers ends.
+        """
+        if self.is_over:
+            return
+        waiting = self._call.waiting_bytes
+        if waiting >= MOST_UNREAD_BYTES or (waiting and self.session.is_full):
+            self.session.cut(
+                self._call,
+                GrpcStatus.RESOURCE_EXHAUSTED,
+                f"{waiting} bytes of this call wait for its client (limit {MOST_UNREAD_BYTES})",
+            )
+            self.give_up()
+        else:
             self.session.send(self._call, self._encode(fields))
 
     def finish(self, status: GrpcStatus = GrpcStatus.OK, text: str = "") -> None:
@@ -127,6 +162,11 @@ class ServedCall:
         if self.is_over or (self._has_message and not method.is_stream):
             return
         self._has_message = True
+        if len(data) > self._call.max_message_bytes:  # it came whole with the call's begin
+            text = f"a request of {len(data)} bytes (limit {self._call.max_message_bytes})"
+            self.finish(GrpcStatus.RESOURCE_EXHAUSTED, text)
+            self.give_up()
+            return
         try:
             request = CLASSES[method.request].FromString(data)
         except Exception as error:  # what the library raises depends on its version
@@ -145,6 +185,13 @@ class ServedCall:
     def _encode(self, fields: Mapping[str, object]) -> bytes:
         found: bytes = CLASSES[self._method.response](**fields).SerializeToString()
         return found
+
+    def is_overdue(self, now_ms: int) -> bool:
+        """Return True if a request is not whole, and began too long ago."""
+        began_ms = self._call.partial_ms
+        if not (began_ms or self._has_message or self._method.is_stream):
+            began_ms = self._begun_ms
+        return 0 < began_ms <= now_ms - REQUEST_MS
 
     def requested(self) -> None:
         """Note that the client sends nothing more."""
@@ -202,6 +249,8 @@ class GrpcSession:
         self._on_broken = on_broken
         self._connection = GrpcConnection(limits.max_frame_bytes, now_ms)
         self._calls: dict[GrpcCall, ServedCall] = {}
+        # Calls with their last answer, which waits for room, and what to do if it is lost.
+        self._untaken: dict[GrpcCall, Callable[[], None]] = {}
         self._is_paused = self._is_working = self._goes_on = False
         self.peer = stream.peer
         self.is_closed = False
@@ -214,6 +263,11 @@ class GrpcSession:
     def is_full(self) -> bool:
         """True when the client takes no answers, so that it gets no further ones."""
         return self._connection.waiting_bytes >= self._limits.max_output_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """Parts of requests that are not whole."""
+        return self._connection.held_bytes
 
     # ---- Of the stream -------------------------------------------------------------------
 
@@ -241,10 +295,25 @@ class GrpcSession:
         self._connection.send(call, message)
         self._write()
 
-    def finish(self, call: GrpcCall, status: GrpcStatus, text: str, *messages: bytes) -> None:
-        """End a call with its last messages."""
+    def finish(
+        self,
+        call: GrpcCall,
+        status: GrpcStatus,
+        text: str,
+        *messages: bytes,
+        on_lost: Callable[[], None] | None = None,
+    ) -> None:
+        """End a call with its last messages; ``on_lost`` is called if they are not taken."""
         self._calls.pop(call, None)
         self._connection.finish(call, status, text, *messages)
+        if on_lost is not None and call.waiting_bytes:
+            self._untaken[call] = on_lost
+        self._write()
+
+    def cut(self, call: GrpcCall, status: GrpcStatus, text: str) -> None:
+        """End a call without what waits for room."""
+        self._calls.pop(call, None)
+        self._connection.cut(call, status, text)
         self._write()
 
     def close(self) -> None:
@@ -260,6 +329,10 @@ class GrpcSession:
         for served in list(self._calls.values()):
             if 0 < served.deadline_ms <= now_ms and not served.is_over:
                 served.finish(GrpcStatus.DEADLINE_EXCEEDED, "the gateway took too long")
+                served.give_up()
+            elif served.is_overdue(now_ms):
+                text = f"a request that is not whole after {REQUEST_MS} ms"
+                served.finish(GrpcStatus.DEADLINE_EXCEEDED, text)
                 served.give_up()
         if now_ms - self.heard_ms > self._limits.idle_timeout_ms:
             _log.info("%s was silent for %d ms; closing", self.peer, now_ms - self.heard_ms)
@@ -289,6 +362,8 @@ class GrpcSession:
             self.close()
             return
         self._is_working = False
+        for call in [one for one in self._untaken if not one.waiting_bytes]:
+            del self._untaken[call]
         self._write()
         if self._connection.is_over:
             self.close()
@@ -301,6 +376,8 @@ class GrpcSession:
             return
         served = self._calls.get(event.call)
         if served is None:
+            if isinstance(event, CallGivenUp) and event.call in self._untaken:
+                self._untaken.pop(event.call)()
             return
         if isinstance(event, CallMessage):
             served.take(event.message)
@@ -362,6 +439,9 @@ class GrpcSession:
         for served in list(self._calls.values()):
             served.give_up()
         self._calls.clear()
+        for on_lost in self._untaken.values():
+            on_lost()
+        self._untaken.clear()
         if self.service is not None:
             self.service.session_ended(self)
         self._on_end(self)

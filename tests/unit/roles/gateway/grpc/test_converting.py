@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
-from mqmesh.message import BatchInfo, StoredMessage
+from mqmesh.errors import InvalidArgument
+from mqmesh.message import MAX_KEYS, BatchInfo, StoredMessage
 from mqmesh.protocol.grpc.codes import BodyEncoding, MessageType, RefusedCall, ReplyCode
 from mqmesh.protocol.grpc.messages import CLASSES
 from mqmesh.roles.gateway.grpc.converting import (
     MAX_BODY_BYTES,
+    MOST_PROPERTIES,
     read_message,
     timestamp,
     write_message,
@@ -63,6 +65,42 @@ def test_times_and_compressed_bodies_are_read():
     assert message.deliver_at_ms == 1_500_000_000_123
     zipped = sent(gzip.compress(b"y" * 1_000), body_encoding=BodyEncoding.GZIP)
     assert read_message(zipped, 0).body == b"y" * 1_000
+
+
+@pytest.mark.parametrize(
+    "body", [gzip.compress(b"x")[:-9], gzip.compress(b"x")[:12], gzip.compress(b"x") + b"more"]
+)
+def test_bodies_that_are_cut_off_or_go_on_are_refused(body):
+    with pytest.raises(InvalidArgument, match="cut off, or goes on"):
+        read_message(sent(body, body_encoding=BodyEncoding.GZIP), 0)
+
+
+def test_a_body_is_decompressed_only_as_far_as_there_is_room():
+    zipped = sent(gzip.compress(b"y" * 1_000), body_encoding=BodyEncoding.GZIP)
+    assert len(read_message(zipped, 0, 1_000).body) == 1_000
+    with pytest.raises(RefusedCall) as caught:
+        read_message(zipped, 0, 999)
+    assert caught.value.code is ReplyCode.MESSAGE_BODY_TOO_LARGE
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        sent(properties={str(number): "" for number in range(MOST_PROPERTIES + 1)}),
+        sent(keys=["k"] * (MAX_KEYS + 1)),
+    ],
+)
+def test_too_many_properties_or_keys_are_refused(message):
+    with pytest.raises(InvalidArgument, match="may be"):
+        read_message(message, 0)
+
+
+def test_a_topic_is_shown_as_its_reader_names_it():
+    message = stored(read_message(sent(), 0))
+    message.topic = "space%t"
+    for space, expected in ("space", ("space", "t")), ("", ("", "space%t")):
+        topic = write_message(message, {}, space).topic
+        assert (topic.resource_namespace, topic.name) == expected
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ class Scene:
     def add(self, *offsets: int, number: int = 5, renewed: bool = False) -> None:
         lease = MessageLease(number, 0, 10, 20, len(offsets), 1, LENGTH_MS)
         held = HeldLease("b", "t", lease, 0, self.clock.monotonic_ms() + LENGTH_MS)
-        self.leases.add("me", "g", held, offsets, renewed)
+        self.leases.add("me", "g", held, offsets, renewed, self)
 
     def change(self, offset: int, length_ms: int) -> list[MQMeshError | None]:
         found: list[MQMeshError | None] = []
@@ -148,6 +148,26 @@ def test_what_is_renewed_is_given_back_when_the_client_is_gone(scene):
     assert scene.wait(LENGTH_MS) == []
     scene.leases.client_left("me")
     assert scene.leases.messages == 0
+
+
+def test_what_did_not_reach_its_client_is_given_back(scene):
+    scene.add(10, 11)
+    one = scene.leases.find(receipt(10))
+    scene.leases.take(receipt(11))
+    for _ in range(2):
+        scene.leases.give_back(one.held)
+    assert scene.noted.take() == [("RETURN", [10], -1)]
+    assert scene.leases.messages == 0
+
+
+def test_what_a_connection_gave_last_is_not_renewed_when_it_ended(scene):
+    scene.add(10, renewed=True)
+    scene.wait(1_000)
+    scene.add(11, number=6, renewed=True)
+    scene.leases.source_ended("me", "another", 0)
+    scene.leases.source_ended("me", scene, scene.clock.monotonic_ms())
+    assert {tuple(offsets) for _, offsets, _ in scene.wait(2 * LENGTH_MS)} == {(10,)}
+    assert scene.leases.messages == 1
 
 
 def test_a_new_master_is_shown_what_there_is(scene):

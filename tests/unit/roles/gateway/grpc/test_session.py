@@ -2,29 +2,43 @@
 
 from __future__ import annotations
 
+import gzip
 import struct
 from typing import Any
 
+import pytest
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.events import DataReceived, ResponseReceived, TrailersReceived
+from h2.settings import SettingCodes
 from harness.grpc_world import LIMITS, FrontOutput, FrontWorld
 
-from mqmesh.protocol.grpc.calls import FRAMES_PER_STEP, GrpcStatus
-from mqmesh.protocol.grpc.codes import ReplyCode
+from mqmesh.errors import EndpointUnreachable
+from mqmesh.protocol.command import Command, encode_header
+from mqmesh.protocol.groups import GroupConfig, GroupSummaries, GroupSummary
+from mqmesh.protocol.grpc.calls import FRAMES_PER_STEP, GrpcCall, GrpcStatus
+from mqmesh.protocol.grpc.codes import BodyEncoding, RefusedCall, ReplyCode
 from mqmesh.protocol.grpc.messages import CLASSES, SERVICE
+from mqmesh.roles.gateway.grpc import front
 from mqmesh.roles.gateway.grpc.authorization import sign_date
-from mqmesh.roles.gateway.grpc.clients import MOST_IDS
-from mqmesh.roles.gateway.grpc.session import GrpcSession
+from mqmesh.roles.gateway.grpc.clients import MAX_BODY_BYTES, MOST_IDS, MOST_RECEIVES
+from mqmesh.roles.gateway.grpc.session import (
+    MOST_REQUEST_BYTES,
+    REQUEST_MS,
+    GrpcSession,
+    ServedCall,
+)
 from mqmesh.roles.gateway.users import GatewayUser
 from mqmesh.testing.clock import ManualClock
+
+SEND = f"/{SERVICE}/SendMessage"
 
 
 class Connected:
     """A connection to a front, and what came back."""
 
-    def __init__(self, clock: ManualClock | None = None) -> None:
-        self.world = FrontWorld(clock)
+    def __init__(self, clock: ManualClock | None = None, world: FrontWorld | None = None) -> None:
+        self.world = world or FrontWorld(clock)
         self.output = FrontOutput()
         self.session: GrpcSession = self.world.front.accept(self.output)
         self.h2 = H2Connection(
@@ -46,6 +60,7 @@ class Connected:
         *more: tuple[str, str],
         end: bool = True,
         client_id: str = "me",
+        begun: bytes | None = None,
     ) -> int:
         number = self.h2.get_next_available_stream_id()
         headers = [
@@ -57,8 +72,17 @@ class Connected:
             *more,
         ]
         self.h2.send_headers(number, headers)
-        self.h2.send_data(number, struct.pack(">BI", 0, len(data)) + data, end_stream=end)
+        if begun is None:
+            begun = struct.pack(">BI", 0, len(data)) + data
+        self.say(number, begun, end=end)
         return number
+
+    def say(self, number: int, data: bytes, *, end: bool = False) -> None:
+        while True:
+            piece, data = data[:16_000], data[16_000:]
+            self.h2.send_data(number, piece, end_stream=end and not data)
+            if not data:
+                return
 
     def exchange(self) -> None:
         self.session.on_bytes(self.h2.data_to_send())
@@ -135,6 +159,154 @@ def test_a_connection_speaks_for_so_many_clients():
     one.exchange()
     assert one.answer(numbers[-1]).status.code == ReplyCode.TOO_MANY_REQUESTS
     assert one.answer(numbers[-2]).status.code == one.answer(known).status.code == ReplyCode.OK
+
+
+def test_only_calls_that_need_it_make_clients():
+    one = Connected()
+    topic = CLASSES["Resource"](name="t")
+    for number in range(50):
+        data = CLASSES["QueryRouteRequest"](topic=topic).SerializeToString()
+        one.call("QueryRoute", data, client_id=str(number))
+    one.exchange()
+    assert one.world.service.clients == len(one.session.client_ids) == 0
+    one.call("Heartbeat")
+    one.exchange()
+    assert list(one.session.client_ids) == ["me"]
+    one.call("NotifyClientTermination")
+    one.exchange()
+    assert one.world.service.clients == len(one.session.client_ids) == 0
+
+
+def test_requests_are_as_long_as_their_method_allows():
+    one = Connected()
+    one.exchange()
+    long = one.call("Heartbeat", bytes(MOST_REQUEST_BYTES + 1), end=False)
+    topic = CLASSES["Resource"](name="t")
+    address = CLASSES["Address"](host="h", port=1)
+    refused = []
+    for addresses in [address] * 17, [CLASSES["Address"](host="h" * 256)]:
+        endpoints = CLASSES["Endpoints"](scheme=1, addresses=addresses)
+        request = CLASSES["QueryRouteRequest"](topic=topic, endpoints=endpoints)
+        refused.append(one.call("QueryRoute", request.SerializeToString()))
+    one.exchange()
+    assert one.statuses[long] == GrpcStatus.RESOURCE_EXHAUSTED
+    for number in refused:
+        assert one.answer(number, "QueryRouteResponse").status.code == ReplyCode.BAD_REQUEST
+
+
+def test_bodies_of_one_call_are_decompressed_up_to_a_limit():
+    one = Connected()
+    message = CLASSES["Message"](
+        topic=CLASSES["Resource"](name="t"),
+        body=gzip.compress(bytes(MAX_BODY_BYTES)),
+        system_properties=CLASSES["SystemProperties"](
+            message_id="x", body_encoding=BodyEncoding.GZIP
+        ),
+    )
+    request = CLASSES["SendMessageRequest"](messages=[message] * 100)
+    number = one.call("SendMessage", end=False)
+    one.h2.reset_stream(number)
+    one.exchange()
+    call = ServedCall(one.session, GrpcCall(1, "", {}, 0), one.world.service.methods[SEND])
+    with pytest.raises(RefusedCall) as caught:
+        one.world.service.methods[SEND].on_message(call, request)
+    assert caught.value.code is ReplyCode.MESSAGE_BODY_TOO_LARGE
+    assert one.world.held_bytes == 0
+
+
+def test_a_stream_whose_answers_are_not_taken_ends():
+    one = Connected()
+    one.h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 0})
+    one.exchange()
+    settings = CLASSES["Settings"](
+        publishing=CLASSES["Publishing"](), user_agent=CLASSES["UA"](hostname="h" * 60_000)
+    )
+    data = CLASSES["TelemetryCommand"](settings=settings).SerializeToString()
+    number = one.call("Telemetry", data, end=False)
+    for _ in range(30):
+        one.exchange()
+        if number in one.statuses:
+            break
+        one.say(number, struct.pack(">BI", 0, len(data)) + data)
+    assert one.statuses == {number: GrpcStatus.RESOURCE_EXHAUSTED}
+    assert not one.session.is_full
+    assert one.world.service.clients == 1
+
+
+def test_settings_are_those_of_a_broker_group_that_answers():
+    one = Connected()
+    one.world.served["broker-b"] = "c"
+    config = GroupConfig("g", delivery="fifo")
+    header = encode_header(GroupSummaries([GroupSummary(config, is_configured=True)]))
+    settings = CLASSES["Settings"](
+        subscription=CLASSES["Subscription"](group=CLASSES["Resource"](name="g"))
+    )
+    data = CLASSES["TelemetryCommand"](settings=settings).SerializeToString()
+    down = one.call("Telemetry", data, end=False)
+    for _ in range(3):
+        one.exchange()
+    assert one.statuses == {down: GrpcStatus.UNAVAILABLE}
+    assert down not in one.bodies
+    one.world.answers["broker-b"] = Command(0, 0, 0, memoryview(header), memoryview(b""))
+    number = one.call("Telemetry", data, end=False)
+    for _ in range(3):
+        one.exchange()
+    assert one.answer(number, "TelemetryCommand").settings.subscription.fifo
+
+
+def test_receives_of_one_client_are_bounded_also_those_it_gave_up():
+    one = Connected()
+    waiting: list[Any] = []
+    one.world.ask = lambda *arguments: waiting.append(arguments[-1])
+    request = CLASSES["ReceiveMessageRequest"](
+        group=CLASSES["Resource"](name="g"),
+        message_queue=CLASSES["MessageQueue"](
+            topic=CLASSES["Resource"](name="t"), broker=CLASSES["Broker"](name="broker-a")
+        ),
+        auto_renew=True,
+    )
+    data = request.SerializeToString()
+
+    def receive(client_id: str = "me") -> int:
+        number = one.call("ReceiveMessage", data, client_id=client_id)
+        one.exchange()
+        return number
+
+    numbers = [receive() for _ in range(MOST_RECEIVES)]
+    for number in numbers:
+        one.h2.reset_stream(number)
+    refused, other = receive(), receive("other")
+    answer = one.answer(refused, "ReceiveMessageResponse")
+    assert answer.status.code == ReplyCode.TOO_MANY_REQUESTS
+    assert other not in one.bodies
+    while waiting:
+        waiting.pop()(EndpointUnreachable("nobody"))
+    one.exchange()
+    assert receive() not in one.bodies
+
+
+@pytest.mark.parametrize("data", [b"", b"\0\0\0\0\x09part"])
+def test_requests_that_are_not_whole_end(data):
+    one = Connected()
+    one.world.clock.advance(1)
+    number = one.call("Heartbeat", end=False, begun=data)
+    one.exchange()
+    one.world.clock.advance(REQUEST_MS)
+    one.session.tick(one.world.clock.monotonic_ms())
+    one.read()
+    assert one.statuses == {number: GrpcStatus.DEADLINE_EXCEEDED}
+    assert one.session.held_bytes == 0
+
+
+def test_the_connection_that_holds_most_is_closed_when_all_hold_too_much(monkeypatch):
+    monkeypatch.setattr(front, "MOST_HELD_BYTES", 150)
+    world = FrontWorld()
+    small, large = Connected(world=world), Connected(world=world)
+    for one, size in (small, 60), (large, 100):
+        one.call("Heartbeat", end=False, begun=bytes(4) + b"\xff" + bytes(size - 5))
+        one.exchange()
+    world.front.tick()
+    assert (small.output.is_closed, large.output.is_closed) == (False, True)
 
 
 def test_many_frames_of_one_client_are_read_turn_by_turn():
