@@ -68,7 +68,9 @@ def test_times_and_compressed_bodies_are_read():
 
 
 @pytest.mark.parametrize(
-    "body", [gzip.compress(b"x")[:-9], gzip.compress(b"x")[:12], gzip.compress(b"x") + b"more"]
+    "body",
+    [gzip.compress(b"x")[:-9], gzip.compress(b"x")[:12], gzip.compress(b"x") + b"more"],
+    ids=["no trailer", "no end", "more"],
 )
 def test_bodies_that_are_cut_off_or_go_on_are_refused(body):
     with pytest.raises(InvalidArgument, match="cut off, or goes on"):

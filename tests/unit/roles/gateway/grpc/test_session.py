@@ -285,7 +285,7 @@ def test_receives_of_one_client_are_bounded_also_those_it_gave_up():
     assert receive() not in one.bodies
 
 
-@pytest.mark.parametrize("data", [b"", b"\0\0\0\0\x09part"])
+@pytest.mark.parametrize("data", [b"", b"\0\0\0\0\x09part"], ids=["none", "part"])
 def test_requests_that_are_not_whole_end(data):
     one = Connected()
     one.world.clock.advance(1)
