@@ -56,7 +56,7 @@ from mqmesh.protocol.retries import (
 from mqmesh.protocol.route import OnExpired
 from mqmesh.roles.broker.core import Core
 from mqmesh.roles.broker.delivery_state.key_order import KeyOrder
-from mqmesh.roles.broker.delivery_state.runs import MAX_RUN, Run, RunState, stretches
+from mqmesh.roles.broker.delivery_state.runs import MAX_RUN, NOBODY, Run, RunState, stretches
 from mqmesh.roles.broker.delivery_state.window import DeliveryWindow, Settled
 from mqmesh.roles.broker.delivery_state.windows import DeliveryWindows, WindowKey
 from mqmesh.roles.broker.feature import Feature
@@ -85,6 +85,8 @@ NOTE_EVERY_MS: Final = 2
 bytes each turn would be most of what a busy broker writes."""
 MAX_PASSED: Final = 10_000
 """Messages of a queue that wait for others of their keys; beyond, it is held up."""
+FORGET_MS: Final = 60_000
+"""Members that left are forgotten so often."""
 KEY_REPORT_MS: Final = 60_000
 """A key that holds up its queue is named in the log each time so much has passed."""
 NOT_SENT_BACK_MS: Final = 1_000
@@ -231,7 +233,7 @@ class DeliveryFeature(Feature):
         self._peers: dict[tuple[str, str], Peer] = {}
         self._members: dict[Peer, dict[tuple[str, str], None]] = {}
         self._lost: dict[tuple[str, str], int] = {}
-        self._note_ms = 0
+        self._note_ms = self._forget_ms = 0
         self._counts = DeliveryCounts()
         # Groups and topics whose receives look again in the next turn, whatever comes.
         self._passed: dict[tuple[str, str], None] = {}
@@ -326,6 +328,9 @@ class DeliveryFeature(Feature):
             leaving += self._release(*member, "its member lost its connection")
         if leaving:
             self._send_back(leaving, _nobody)
+        if now_ms >= self._forget_ms:
+            self._forget_ms = now_ms + FORGET_MS
+            self._forget_members()
         for topic in self._held_back:
             self._hold.stir(topic)
         self._held_back.clear()
@@ -963,6 +968,29 @@ class DeliveryFeature(Feature):
         """Check that a group may receive; what it holds it may settle in any case."""
         self._check_mode(group)
         self._group_table.check_consumes(group)
+
+    @property
+    def known_members(self) -> int:
+        """Return the number of members whose connection is noted."""
+        return len(self._peers)
+
+    def _forget_members(self) -> None:
+        """Forget members that left and hold nothing; a gateway's connection outlives them."""
+        gone = [one for one in self._peers if self._groups.client(one[1]) is None]
+        holders = {
+            (group, run.member)
+            for group in {group for group, _ in gone}
+            for window in self._windows.of_group(group).values()
+            for run in window.runs
+            if run.lease != NOBODY
+        }
+        for one in gone:
+            if one not in holders:
+                peer = self._peers.pop(one)
+                del self._members[peer][one]
+                if not self._members[peer]:
+                    del self._members[peer]
+                self._answered.pop(one, None)
 
     def _meet(self, peer: Peer, group: str, member: str, *, reports: bool) -> None:
         """Note by which connection a member comes: it is not lost, or not any more.

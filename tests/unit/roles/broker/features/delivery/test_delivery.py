@@ -44,10 +44,15 @@ from mqmesh.protocol.groups import (
     UpdateGroupRequest,
     WindowProgress,
 )
-from mqmesh.protocol.membership import ConsumerData, HeartbeatRequest, Subscription
+from mqmesh.protocol.membership import (
+    ConsumerData,
+    HeartbeatRequest,
+    Subscription,
+    UnregisterClientRequest,
+)
 from mqmesh.protocol.pulling import QueueOffsetEntry, UpdateConsumerOffsetRequest
 from mqmesh.protocol.route import TopicConfig
-from mqmesh.roles.broker.features.delivery.feature import NOTE_EVERY_MS
+from mqmesh.roles.broker.features.delivery.feature import FORGET_MS, NOTE_EVERY_MS
 from mqmesh.roles.broker.features.retries.send_back import SendBackFeature
 from mqmesh.roles.broker.reading import pull_filter
 from mqmesh.storage.interface import FlushDiskType, GetStatus
@@ -699,6 +704,20 @@ def test_a_member_that_came_back_keeps_its_leases(stage):
     scene.settle(lease, SettleAction.EXTEND, delay_ms=60_000)
     scene.later(3_000)
     assert scene.receive(member="b") == ([], [])
+
+
+def test_members_that_left_and_hold_nothing_are_forgotten(scene):
+    scene.send(1)
+    (lease,), _ = scene.receive(1, attempt_id=5, invisible_ms=100_000)
+    scene.receive(1, member="b")
+    for member in "a", "b":
+        leaving = UnregisterClientRequest(member)
+        scene.stage.ask(RequestCode.UNREGISTER_CLIENT, leaving, peer=member.encode())
+    scene.later(FORGET_MS)
+    assert scene.stage.features.delivery.known_members == 1
+    assert scene.settle(lease) == OK
+    scene.later(FORGET_MS)
+    assert scene.stage.features.delivery.known_members == 0
 
 
 def test_a_receive_of_a_connection_that_is_gone_gets_nothing(scene):
