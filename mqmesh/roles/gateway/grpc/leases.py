@@ -130,6 +130,7 @@ class ClientLease(msgspec.Struct, eq=False):
         source: Connection that it was given by.
         given_ms: When that was, monotonic clock.
         planned_ms: When it is looked at next, monotonic clock; 0 for not.
+        asked: Extensions of it without an answer.
     """
 
     client_id: str
@@ -140,6 +141,7 @@ class ClientLease(msgspec.Struct, eq=False):
     source: object
     given_ms: int
     planned_ms: int = 0
+    asked: int = 0
 
 
 class ClientLeases:
@@ -214,12 +216,18 @@ class ClientLeases:
             length_ms: From now on.
             on_done: Called once; maybe before this returns.
         """
-        until_ms = self._now_ms() + length_ms
+        former_ms, until_ms = one.unsettled[offset], self._now_ms() + length_ms
         one.unsettled[offset] = until_ms
+
+        def done(error: MQMeshError | None) -> None:
+            if error is not None and one.unsettled.get(offset) == until_ms:
+                one.unsettled[offset] = former_ms
+            on_done(error)
+
         if until_ms <= one.held.until_ms:
             on_done(None)
         else:
-            self._extend(one, length_ms, on_done)
+            self._extend(one, length_ms, done)
         self._plan(one)
 
     def show(self, client_id: str, broker_name: str) -> None:
@@ -267,7 +275,7 @@ class ClientLeases:
             held = one.held
             if self._leases.get((held.broker_name, held.lease.lease)) is not one:
                 continue
-            if held.until_ms <= now_ms:
+            if held.until_ms <= now_ms and not one.asked:
                 self._drop(one)  # it ended at the broker, too
                 continue
             over = [offset for offset, until_ms in one.unsettled.items() if until_ms <= now_ms]
@@ -277,7 +285,7 @@ class ClientLeases:
                 self._report(one, over, SettleAction.NACK, _AT_ONCE)
             if not one.unsettled:
                 continue
-            if self._is_short(one) and now_ms >= self._renew_ms(one):
+            if self._is_short(one) and now_ms >= self._renew_ms(one) and not one.asked:
                 length_ms = min(held.lease.length_ms, max(one.unsettled.values()) - now_ms)
                 self._extend(one, max(length_ms, MIN_INVISIBLE_MS), _ignore)
             self._plan(one)
@@ -303,17 +311,19 @@ class ClientLeases:
         heapq.heappush(self._events, (at_ms, next(self._serial), one))
 
     def _extend(self, one: ClientLease, length_ms: int, on_done: OnSettled) -> None:
-        former_ms, until_ms = one.held.until_ms, self._now_ms() + length_ms
+        until_ms = self._now_ms() + length_ms
 
         def done(error: MQMeshError | None) -> None:
+            one.asked -= 1
             if isinstance(error, StaleReceipt):
                 self._drop(one)
-            elif error is not None and one.unsettled:
-                one.held.until_ms = former_ms  # tried again while that is not over
-                self._plan(one)
+            elif one.unsettled:
+                if error is None:
+                    one.held.until_ms = max(one.held.until_ms, until_ms)
+                self._plan(one)  # one that failed is tried again while the lease lasts
             on_done(error)
 
-        one.held.until_ms = max(former_ms, until_ms)
+        one.asked += 1
         self._report(one, list(one.unsettled), SettleAction.EXTEND, length_ms, done)
 
     def _report(

@@ -18,17 +18,28 @@ LENGTH_MS = 30_000
 
 
 class Noted:
-    """Reports that a broker would get, each answered at once."""
+    """Reports that a broker would get, each answered at once unless it ``waits``."""
 
     def __init__(self) -> None:
         self.all: list[Settlement] = []
         self.error: MQMeshError | None = None
+        self.waits = False
+        self._waiting: list[Callable[[MQMeshError | None], None]] = []
 
     def add(self, *arguments: Any) -> None:
         one: Settlement = arguments[4]
         done: Callable[[MQMeshError | None], None] = arguments[5]
         self.all.append(one)
-        done(self.error)
+        if self.waits:
+            self._waiting.append(done)
+        else:
+            done(self.error)
+
+    def answer(self, error: MQMeshError | None) -> None:
+        """Answers the reports that wait."""
+        waiting, self._waiting = self._waiting, []
+        for done in waiting:
+            done(error)
 
     def take(self) -> list[tuple[str, list[int], int]]:
         """Returns the reports since the last call: action, offsets, delay."""
@@ -138,6 +149,25 @@ def test_a_lease_is_extended_again_when_its_broker_did_not_answer(scene):
     scene.noted.error = RequestTimeout("nobody answers")
     scene.wait(2 * LENGTH_MS)
     assert scene.leases.messages == 0, "it ended at the broker"
+
+
+def test_an_extension_counts_from_the_answer_of_the_broker(scene):
+    scene.add(10, renewed=True)
+    scene.noted.waits = True
+    assert len(scene.wait(LENGTH_MS + 5_000)) == 1, "no other one while it has no answer"
+    assert scene.leases.messages == 1
+    scene.noted.answer(RequestTimeout("nobody answered"))
+    scene.wait(500)
+    assert scene.leases.messages == 0, "it ended at the broker"
+
+
+def test_a_longer_time_that_was_refused_does_not_count(scene):
+    scene.add(10)
+    scene.noted.error = RequestTimeout("nobody answers")
+    assert scene.change(10, 50_000) == [scene.noted.error]
+    scene.noted.error = None
+    assert [name for name, _, _ in scene.wait(2 * LENGTH_MS)] == ["EXTEND"]
+    assert scene.leases.messages == 0
 
 
 def test_what_is_renewed_is_given_back_when_the_client_is_gone(scene):
