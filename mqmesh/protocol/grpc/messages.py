@@ -6,9 +6,12 @@ are the same on the wire; their names are in ``codes.py``. Fields that are left 
 over when they come.
 """
 
+from collections.abc import Iterator
 from typing import Any, Final
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+from mqmesh.units import MIB
 
 GrpcMessage = Any
 """A message of one of the classes: these are made at run time, so that no checker knows them."""
@@ -101,6 +104,73 @@ _SCALARS: Final = {
     "int64": _FIELD.TYPE_INT64,
     "string": _FIELD.TYPE_STRING,
 }
+
+MOST_BESIDE_BYTES: Final = 1 * MIB
+"""Bytes of a send that are no bodies: each two of them may become an object of 56."""
+MOST_FIELDS: Final = 32_768
+"""Fields of a send that has more bytes, with those of its messages."""
+_MESSAGES: Final = 1
+_BODY: Final = 4
+_FIXED_BYTES: Final = {1: 8, 5: 4}
+
+
+def check_send(data: bytes) -> None:
+    """Check the size of a SendMessageRequest before its classes take it apart.
+
+    Args:
+        data: The request as it came.
+
+    Raises:
+        ValueError: It has too many fields, too many bytes that are no bodies, or cannot be read.
+    """
+    beside = len(data)
+    if beside <= MOST_BESIDE_BYTES:
+        return
+    fields = 0
+    for number, start, end in _fields(data, 0, beside):
+        fields += 1
+        for inner, first, last in _fields(data, start, end) if number == _MESSAGES else ():
+            fields += 1
+            if inner == _BODY:
+                beside -= last - first
+            if fields > MOST_FIELDS:
+                break
+        if fields > MOST_FIELDS:
+            raise ValueError(f"a long send with more than {MOST_FIELDS} fields")
+    if beside > MOST_BESIDE_BYTES:
+        raise ValueError(f"{beside} bytes beside bodies (limit {MOST_BESIDE_BYTES})")
+
+
+def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Yield number, start and end of each field of a message."""
+    while at < end:
+        tag, at = _varint(data, at, end)
+        kind, start = tag & 7, at
+        if kind == 2:
+            length, start = _varint(data, at, end)
+            at = start + length
+        elif kind == 0:
+            _, at = _varint(data, at, end)
+        elif kind in _FIXED_BYTES:
+            at += _FIXED_BYTES[kind]
+        else:
+            raise ValueError(f"a field of kind {kind}")
+        if at > end:
+            raise ValueError("a field that is cut off")
+        yield tag >> 3, start, at
+
+
+def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
+    found = 0
+    for shift in range(0, 70, 7):
+        if at >= end:
+            break
+        one = data[at]
+        at += 1
+        found |= (one & 0x7F) << shift
+        if one < 0x80:
+            return found, at
+    raise ValueError("a number that is cut off")
 
 
 def _describe() -> Any:

@@ -16,7 +16,7 @@ from mqmesh.message_checks import check_messages
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.grpc.codes import MessageType, RefusedCall, ReplyCode, Resolution
-from mqmesh.protocol.grpc.messages import CLASSES, GrpcMessage
+from mqmesh.protocol.grpc.messages import CLASSES, GrpcMessage, check_send
 from mqmesh.protocol.messaging import SendStatus
 from mqmesh.protocol.route import TopicRoute
 from mqmesh.protocol.schedule import CancelDelayedRequest
@@ -93,7 +93,11 @@ class GrpcProducing:
         """Return the methods of producers."""
         return {
             "SendMessage": GrpcMethod(
-                "SendMessageRequest", "SendMessageResponse", self._send, max_request_bytes=0
+                "SendMessageRequest",
+                "SendMessageResponse",
+                self._send,
+                max_request_bytes=0,
+                check=check_send,
             ),
             "EndTransaction": GrpcMethod(
                 "EndTransactionRequest", "EndTransactionResponse", self._end

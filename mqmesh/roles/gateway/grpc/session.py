@@ -45,6 +45,7 @@ class GrpcMethod(msgspec.Struct, frozen=True):
             ``MQMeshError`` to refuse it.
         is_stream: Its client sends several messages; for others the first one is the request.
         max_request_bytes: Longest request; 0 for that of the connection.
+        check: Looks at the bytes of a request first; raises ``ValueError`` to refuse them.
     """
 
     request: str
@@ -52,6 +53,7 @@ class GrpcMethod(msgspec.Struct, frozen=True):
     on_message: Callable[["ServedCall", GrpcMessage], None]
     is_stream: bool = False
     max_request_bytes: int = MOST_REQUEST_BYTES
+    check: Callable[[bytes], None] | None = None
 
 
 class CallService(Protocol):
@@ -168,6 +170,8 @@ class ServedCall:
             self.give_up()
             return
         try:
+            if method.check is not None:
+                method.check(data)
             request = CLASSES[method.request].FromString(data)
         except Exception as error:  # what the library raises depends on its version
             self.finish(GrpcStatus.INVALID_ARGUMENT, f"no {method.request}: {error}")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from google.protobuf.message import DecodeError
 
-from mqmesh.protocol.grpc.messages import CLASSES
+from mqmesh.protocol.grpc.messages import CLASSES, check_send
+from mqmesh.units import MIB
 
 
 def test_a_message_has_rocketmqs_numbers():
@@ -42,3 +43,34 @@ def test_unknown_fields_are_passed_over_and_rubbish_is_an_error():
     for data in b"\x12\x05t", b"\x12\x01\xff", b"\x07":
         with pytest.raises(DecodeError):
             kind.FromString(data)
+
+
+def _request(*messages: object) -> bytes:
+    return CLASSES["SendMessageRequest"](messages=messages).SerializeToString()
+
+
+def test_a_send_may_be_long_by_its_bodies_only():
+    topic, system = CLASSES["Resource"](name="t"), CLASSES["SystemProperties"](message_id="x")
+    message = CLASSES["Message"](topic=topic, system_properties=system, body=bytes(9_000))
+    check_send(_request(*[message] * 1_000))
+    message.body = bytes(4 * MIB)
+    check_send(_request(message))
+    message.system_properties.trace_context = "x" * MIB
+    with pytest.raises(ValueError, match="bytes beside bodies"):
+        check_send(_request(message))
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"\x12\x00" * MIB, "more than 32768 fields"),
+        (b"\x0a\x80\x80\x80\x01" + b"\x12\x00" * MIB, "more than 32768 fields"),
+        (b"\x0a\xff\xff\xff\x7f" + bytes(MIB), "cut off"),
+        (b"\xff" * (MIB + 1), "cut off"),
+        (b"\x0f" * (MIB + 1), "a field of kind 7"),
+    ],
+    ids=["many", "properties", "length", "number", "kind"],
+)
+def test_a_long_send_of_many_fields_is_refused_before_it_is_read(data, text):
+    with pytest.raises(ValueError, match=text):
+        check_send(data)
