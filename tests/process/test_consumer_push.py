@@ -340,14 +340,13 @@ def test_queues_that_somebody_had_for_a_moment_are_taken_anew(cluster, names):
     try:
         with consumer_of(cluster, topic, group, got) as consumer:
             got.wait_for(bodies(80))
-            # Its name comes behind ours, so ours keeps the first four queues: it takes those, too.
+            # Another member comes, and claims all queues for a moment, those that ours keeps, too.
             ask(RequestCode.HEART_BEAT, HeartbeatRequest("~other", consumers=[wanted]))
             claim = QueryConsumerOffsetRequest(group, all_queues, "~other")
             ask(RequestCode.QUERY_CONSUMER_OFFSET, claim)
             ask(RequestCode.UNLOCK_BATCH_MQ, UnlockBatchRequest(group, "~other", locks))
             until(lambda: len(consumer.assignment()) == 4)
             ours = {queue.queue_id for queue in consumer.assignment()}
-            assert ours == {0, 1, 2, 3}
             send(cluster, topic, bodies(80, 80))
             until(lambda: lag(ours) == [0] * 4, patience_s=10)
     finally:
