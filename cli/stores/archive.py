@@ -13,7 +13,7 @@ import msgspec
 from click.core import ParameterSource
 
 from mqmesh.clock import SystemClock
-from mqmesh.errors import ConfigError, MQMeshError
+from mqmesh.errors import ConfigError, MQMeshError, StorageError
 from mqmesh.roles.process import ExitCode
 from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.client.interrupt import Interrupt
@@ -380,6 +380,8 @@ def verify(archive: str, start: _Start) -> int:
             say(f"damaged: {report.duplicates:,} messages are there twice")
         if report.keys_missing:
             say(f"damaged: {report.keys_missing:,} keys cannot be looked up")
+        if report.keys_left:
+            say(f"damaged: {report.keys_left:,} keys are of messages that are gone")
         if report.sound:
             say("sound")
     return ExitCode.OK if report.sound else ExitCode.FAILED
@@ -513,7 +515,8 @@ def forget(
 def vacuum(archive: str, older_than: str, dry_run: bool) -> int:
     """Remove files that no version of the tables needs any more.
 
-    Queries and ingests that began longer ago than AGE fail then.
+    Queries that began longer ago than AGE fail then. What was never committed stays for a day at
+    least: it may be of a command that still runs.
 
     \b
     Examples:
@@ -589,9 +592,16 @@ def run(
         def take(admin: AdminClient, name: str) -> None:
             newest = _snapshot(admin, name, place)
             # Those of rounds that failed or were killed come first.
-            for path in waiting_snapshots(newest.parent, name, place):
-                _take_in(spark, path, archive, **options)
-                delete_snapshot(path)
+            for path, is_needed in waiting_snapshots(newest.parent, name, place):
+                try:
+                    if is_needed:
+                        _take_in(spark, path, archive, **options)
+                except StorageError:
+                    if path.exists():
+                        raise
+                # The broker may have removed it: others cover it, or it took too much room.
+                if path.exists():
+                    delete_snapshot(path)
 
         while True:
             failed = _round(namesrv, brokers, take, go_on=bool(pause_s))
@@ -613,7 +623,7 @@ def _round(
             for name in brokers or sorted(one.broker_name for one in admin.cluster().brokers):
                 try:
                     take(admin, name)
-                except MQMeshError as error:
+                except (MQMeshError, OSError) as error:
                     if not go_on:
                         raise
                     failed += 1

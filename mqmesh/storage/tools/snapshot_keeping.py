@@ -5,6 +5,7 @@ until others cover its log, or until it takes more room than it may. One that is
 """
 
 import fcntl
+import logging
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,8 @@ import msgspec
 from mqmesh.storage.files.atomic_file import storage_error
 from mqmesh.storage.files.disk_space import SpaceOf, system_space
 from mqmesh.storage.tools.snapshot import MANIFEST, broker_of, delete_snapshot
+
+_log = logging.getLogger(__name__)
 
 
 class WaitingSnapshot(msgspec.Struct, frozen=True):
@@ -89,15 +92,18 @@ def remove_older(root: Path, broker_name: str, keep: int) -> None:
         _remove(root / one.name)
 
 
-def waiting_snapshots(root: Path, broker_name: str, archive: str) -> list[Path]:
-    """Returns the snapshots of a broker that were made for an archive and are there, oldest first.
+def waiting_snapshots(root: Path, broker_name: str, archive: str) -> list[tuple[Path, bool]]:
+    """Returns the snapshots of a broker that were made for an archive and are there, oldest first,
+    and whether the archive would lack something without each.
 
     Args:
         root: Directory of snapshots.
         broker_name: Of the snapshots' broker.
         archive: Archive that they were made for.
     """
-    return [root / one.name for one in _snapshots(root, broker_name) if one.archive == archive]
+    found = [one for one in _snapshots(root, broker_name) if one.archive == archive]
+    needed = needed_snapshots(found)
+    return [(root / one.name, one in needed) for one in found]
 
 
 def clean_waiting(
@@ -110,11 +116,14 @@ def clean_waiting(
 ) -> WaitingReport:
     """Removes snapshots for archives that others cover, and the oldest where room is short.
 
+    One goes at a time, so that the next look sees how much room that made; none while the oldest is
+    being read: an archive takes it in, and deletes it.
+
     Args:
         root: Directory of snapshots; need not exist.
         broker_name: Of the snapshots' broker.
         most_bytes: Bytes that only these snapshots hold, at most; 0 for no limit.
-        most_used_percent: While more of the disk is used, the oldest goes, if that makes room.
+        most_used_percent: Where more of the disk is used, the oldest goes, if that makes room.
         space_of: Looks at the disk.
 
     Raises:
@@ -124,18 +133,14 @@ def clean_waiting(
         return WaitingReport()
     found = [one for one in _snapshots(root, broker_name) if one.archive]
     needed = needed_snapshots(found)
-    for one in found:
-        if one not in needed:
-            _remove(root / one.name)
-    waiting = list(needed)
+    waiting = [one for one in found if one in needed or not _remove(root / one.name)]
     dropped = []
     own_bytes = _own_bytes([root / one.name for one in waiting])
-    while own_bytes and (
+    is_short = own_bytes and (
         0 < most_bytes < own_bytes or space_of(root).used_percent >= most_used_percent
-    ):
-        oldest = waiting.pop(0)
-        if _remove(root / oldest.name):
-            dropped.append(oldest.name)
+    )
+    if is_short and _remove(root / waiting[0].name):
+        dropped.append(waiting.pop(0).name)
         own_bytes = _own_bytes([root / one.name for one in waiting])
     return WaitingReport(
         len(waiting),
@@ -155,14 +160,22 @@ def needed_snapshots(found: Sequence[WaitingSnapshot]) -> list[WaitingSnapshot]:
     for one in found:
         chain = chains.setdefault((one.archive, one.store_id), [])
         # The newest has all of one that begins no earlier, and with the one before the last it may
-        # have all of the last.
-        while chain and chain[-1].start_offset >= one.start_offset:
+        # have all of the last. It ends earlier where the store was restored from a backup.
+        while chain and _has(one, chain[-1].start_offset, chain[-1].end_offset):
             chain.pop()
-        while len(chain) > 1 and chain[-2].end_offset >= one.start_offset:
+        while (
+            len(chain) > 1
+            and chain[-2].start_offset <= chain[-1].start_offset
+            and _has(one, chain[-2].end_offset, chain[-1].end_offset)
+        ):
             chain.pop()
         chain.append(one)
     needed = {one.name for chain in chains.values() for one in chain}
     return [one for one in found if one.name in needed]
+
+
+def _has(one: WaitingSnapshot, start: int, end: int) -> bool:
+    return one.start_offset <= start and end <= one.end_offset
 
 
 def _snapshots(root: Path, broker_name: str) -> list[WaitingSnapshot]:
@@ -204,8 +217,13 @@ def _remove(directory: Path) -> bool:
     """Removes a snapshot; False if it is being read, or somebody else has removed it."""
     try:
         with open(directory / MANIFEST, "rb") as file:
-            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            except OSError as error:
+                _log.debug("%s cannot be locked: %s", directory, error)  # no locks there
             delete_snapshot(directory)
-    except (FileNotFoundError, BlockingIOError):
+    except FileNotFoundError:
         return False
     return True

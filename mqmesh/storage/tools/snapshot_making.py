@@ -13,6 +13,7 @@ No hold on retention is needed.
 """
 
 import errno
+import logging
 import os
 import re
 import shutil
@@ -59,6 +60,8 @@ COPY_BYTES: Final = 64 * MIB
 """Copied by one call of the system, which lets other threads work meanwhile."""
 PIECES_PER_S: Final = 10
 """Waits a second of a copy that is held back."""
+
+_log = logging.getLogger(__name__)
 
 _SEGMENT: Final = re.compile(r"\d{20}\Z")
 _SEALED: Final = re.compile(r"\d{20}\.sealed\Z")
@@ -249,7 +252,10 @@ def finish_snapshot(
             raise
         raise storage_error(error, f"the snapshot {new} cannot be made") from error
     if keep:
-        remove_older(final.parent, facts.broker_name, keep)
+        try:
+            remove_older(final.parent, facts.broker_name, keep)
+        except (OSError, ConfigError, StorageError) as error:
+            _log.warning("older snapshots of %s cannot be removed: %s", facts.broker_name, error)
     return final, manifest
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import shutil
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from types import SimpleNamespace
 
@@ -11,7 +14,7 @@ import pytest
 from mqmesh.cli import main
 from mqmesh.cli.stores import archive as commands
 from mqmesh.cli.stores import archive_parts
-from mqmesh.errors import ConfigError
+from mqmesh.errors import ConfigError, StorageError
 
 
 @pytest.mark.parametrize(
@@ -220,3 +223,46 @@ def test_a_bug_of_ours_stays_a_bug(monkeypatch, capsys):
     monkeypatch.setattr(commands, "archive_module", lambda name: SimpleNamespace(sources=fail))
     assert main.main(["archive", "status", "x"]) == 1
     assert "internal error: ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_run_goes_on_after_errors_of_the_system_and_without_snapshots_that_vanish(
+    tmp_path, monkeypatch, capsys
+):
+    """The broker removes a snapshot while another is taken in; then the disk fails."""
+    root = tmp_path / "snapshots"
+    taken = []
+
+    def take_in(spark, path, archive, **options):
+        taken.append(path.name)
+        if path.name == "a.0":
+            shutil.rmtree(root / "a.1")
+            shutil.rmtree(root / "a.2")
+        if not path.exists():
+            raise StorageError("no snapshot")
+
+    def snapshot(admin, name, place):
+        if taken:
+            raise OSError(errno.EIO, "Input/output error")
+        for number in range(5):
+            (root / f"a.{number}").mkdir(parents=True)
+        return root / "a.4"
+
+    waits = iter([False, True])
+    interrupt = SimpleNamespace(wait=lambda seconds: next(waits))
+    needed = [True, True, False, False, True]
+    found = [(root / f"a.{number}", is_needed) for number, is_needed in enumerate(needed)]
+    deleted = []
+    for name, instead in {
+        "_take_in": take_in,
+        "_snapshot": snapshot,
+        "AdminClient": lambda namesrv: nullcontext(),
+        "Interrupt": lambda: nullcontext(interrupt),
+        "waiting_snapshots": lambda *arguments: found,
+        "delete_snapshot": lambda path: deleted.append(path.name),
+    }.items():
+        monkeypatch.setattr(commands, name, instead)
+    options = ("--broker", "a", "--every", "1h", "--engine", "local")
+    assert main.main(["archive", "run", "--to", str(tmp_path / "archive"), *options]) == 1
+    assert taken == ["a.0", "a.1", "a.4"]
+    assert deleted == ["a.0", "a.3", "a.4"]
+    assert capsys.readouterr().err == "error: a: [Errno 5] Input/output error\n"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+
 import pytest
 from harness.snapshots import take_snapshot
 from harness.store_files import StoreFiles, put_bodies
@@ -10,6 +13,7 @@ from hypothesis import strategies as st
 
 from mqmesh.errors import StorageError
 from mqmesh.storage.files.disk_space import Space
+from mqmesh.storage.tools import snapshot_keeping
 from mqmesh.storage.tools.snapshot import delete_snapshot
 from mqmesh.storage.tools.snapshot_keeping import (
     WaitingReport,
@@ -74,7 +78,7 @@ def test_a_snapshot_for_an_archive_stays_when_newer_ones_replace_others(scene):
     for _ in range(3):
         scene.take(keep=1)
     assert scene.names() == ["broker-a.1.0", "broker-a.4.0"]
-    assert waiting_snapshots(scene.root, "broker-a", "/archive") == [first]
+    assert waiting_snapshots(scene.root, "broker-a", "/archive") == [(first, True)]
     assert waiting_snapshots(scene.root, "broker-a", "/other") == []
     assert waiting_snapshots(scene.root, "broker", "/archive") == []
     report = scene.clean()
@@ -118,13 +122,66 @@ def test_the_oldest_goes_where_only_snapshots_hold_too_much(scene):
     assert (report.dropped, report.count) == (("broker-a.1.0",), 1)
     assert report.own_bytes < held
     assert scene.clean().dropped == ()
+    with hold_snapshot(scene.root / "broker-a.2.0"):
+        assert scene.clean(space=FULL).count == 1
     report = scene.clean(space=FULL)
     assert (report.dropped, report.count, report.own_bytes) == (("broker-a.2.0",), 0, 0)
+
+
+def test_while_the_oldest_is_being_read_none_goes_for_room_and_then_one_at_a_look(scene):
+    for _ in range(3):
+        snapshot = scene.take("/archive", bodies=200)
+        for path in sorted((snapshot / "commitlog").iterdir())[:-1]:
+            (scene.files.directory / "commitlog" / path.name).unlink()
+    with hold_snapshot(scene.root / "broker-a.1.0"):
+        report = scene.clean(space=FULL)
+        assert (report.dropped, report.count, report.oldest_ms) == ((), 3, 1)
+    assert [scene.clean(space=FULL).dropped for _ in range(2)] == [
+        ("broker-a.1.0",),
+        ("broker-a.2.0",),
+    ]
+
+
+def test_one_that_is_covered_and_being_read_still_counts(scene):
+    first = scene.take("/archive")
+    second = scene.take("/archive")
+    assert waiting_snapshots(scene.root, "broker-a", "/archive") == [(first, False), (second, True)]
+    with hold_snapshot(first):
+        assert scene.clean().count == 2
+    assert scene.clean().count == 1
+
+
+def test_without_locks_of_the_file_system_snapshots_go_as_before(scene, monkeypatch):
+    def fail(*arguments):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    first = scene.take()
+    with hold_snapshot(first):
+        scene.take(keep=1)
+    assert scene.names() == ["broker-a.2.0"]
+
+
+def test_a_snapshot_is_whole_though_older_ones_cannot_be_removed(scene, monkeypatch, caplog):
+    def fail(*arguments):
+        raise StorageError("read-only")
+
+    scene.take()
+    monkeypatch.setattr(snapshot_keeping, "delete_snapshot", fail)
+    assert scene.take(keep=1).is_dir()
+    assert "older snapshots of broker-a cannot be removed: read-only" in caplog.text
 
 
 def test_without_snapshots_there_is_nothing_to_do(tmp_path):
     report = clean_waiting(tmp_path / "none", "broker-a", most_bytes=1, most_used_percent=75)
     assert report == WaitingReport()
+
+
+def reached(snapshots, archived):
+    taken = set(range(archived))
+    for one in snapshots:
+        taken |= set(range(one.start_offset, one.end_offset))
+    return taken
 
 
 @given(
@@ -142,13 +199,17 @@ def test_needed_snapshots_have_the_log_that_all_have(grown, archived):
         )
         found.append(one)
 
-    def reached(snapshots):
-        taken = set(range(archived))
-        for one in snapshots:
-            taken |= set(range(one.start_offset, one.end_offset))
-        return taken
-
     needed = needed_snapshots(found)
-    assert reached(needed) == reached(found)
+    assert reached(needed, archived) == reached(found, archived)
     for left, right in zip(needed, needed[2:], strict=False):
         assert left.end_offset < right.start_offset
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 20)), max_size=8))
+def test_needed_snapshots_have_the_log_that_all_have_also_after_a_restore(stretches):
+    """A store that was restored from a backup ends earlier, and may begin earlier."""
+    found = [
+        WaitingSnapshot(archive="a", start_offset=start, end_offset=start + size, name=f"{number}")
+        for number, (start, size) in enumerate(stretches)
+    ]
+    assert reached(needed_snapshots(found), 0) == reached(found, 0)
