@@ -10,8 +10,9 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction
 
 from mqmesh.errors import ConfigError, StorageError
+from mqmesh.storage.files.atomic_file import sync_directory
 
-from .partition_files import NewFile, delete_files
+from .partition_files import NewFile, check_files, delete_files, is_local
 from .tables import PARTITIONS, LogStretch, open_table, table_path
 
 COMMITS: Final = 100
@@ -70,7 +71,7 @@ class Addition:
 
         Raises:
             Moved: Somebody else has moved it; the files are deleted.
-            StorageError: Others commit all the time.
+            StorageError: Others commit all the time, or files are gone.
         """
         try:
             table = self.reopen()
@@ -78,9 +79,10 @@ class Addition:
             delete_files(self.place, files)
             raise
         # From here on files stay: a commit whose answer is lost may have come through.
-        actions = [_action(file) for file in files]
+        actions = [action_of(file) for file in files]
         transaction = Transaction(self._stretch.application, self._stretch.to_offset)
         for _ in range(COMMITS):
+            check_files(self.place, files)
             try:
                 table.create_write_transaction(
                     actions,
@@ -144,8 +146,12 @@ def open_or_make(archive: str, name: str, schema: pa.Schema) -> DeltaTable:
     if table is not None:
         return table
     place = table_path(archive, name)
-    if "://" not in place:
-        Path(place).mkdir(parents=True, exist_ok=True)
+    if is_local(place):
+        path = Path(place)
+        new = [one for one in (path, *path.parents) if not one.exists()]
+        path.mkdir(parents=True, exist_ok=True)
+        for one in new:
+            sync_directory(one.parent)
     try:
         return DeltaTable.create(place, schema, partition_by=PARTITIONS[name])
     except DeltaError:
@@ -156,7 +162,8 @@ def open_or_make(archive: str, name: str, schema: pa.Schema) -> DeltaTable:
         return table
 
 
-def _action(file: NewFile) -> AddAction:
+def action_of(file: NewFile) -> AddAction:
+    """Returns what a commit says of a new file."""
     return AddAction(
         path=file.path,
         size=file.size,

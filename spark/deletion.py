@@ -5,6 +5,7 @@ a deletion have types of text by which Arrow cannot filter.
 """
 
 import time
+import uuid
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -13,19 +14,18 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from deltalake import CommitProperties, DeltaTable
 from deltalake.exceptions import CommitFailedError
-from deltalake.transaction import AddAction, RemoveAction
+from deltalake.transaction import RemoveAction
 
 from mqmesh.errors import StorageError
 from mqmesh.units import MIB
 
-from .partition_files import NewFile, PartitionFiles, delete_files
+from .addition import COMMITS, action_of
+from .partition_files import NewFile, PartitionFiles, check_files, delete_files
 from .settings import load_settings
 from .tables import KEYS, MESSAGES, PARTITIONS, require_table, table_path
 
 TRIES: Final = 5
 """Attempts to replace files, while others compact or delete."""
-COMMITS: Final = 100
-"""Attempts of a commit while others add to the table."""
 RUN_BYTES: Final = 32 * MIB
 """Rows that are written at a time."""
 BATCH_ROWS: Final = 8_000
@@ -35,6 +35,8 @@ STYLES: Final[dict[str, dict[str, Any]]] = {
 }
 """Style of a table's files, see ``PartitionFiles``."""
 
+_MARK: Final = "mqmesh.deletion"
+"""Name under which a commit says which deletion it is of."""
 _READ: Final = {"batch_size": BATCH_ROWS, "batch_readahead": 2, "fragment_readahead": 1}
 
 Gone = Callable[[pa.RecordBatch], pa.BooleanArray]
@@ -86,7 +88,6 @@ def delete_rows(
             new = files.close()
         if not gone or _replace(archive, name, table, set(gone), new):
             return sum(gone.values())
-        delete_files(place, new)
     raise StorageError(f"{place}: others changed its files before each of {TRIES} tries")
 
 
@@ -133,18 +134,10 @@ def _write_rest(
 
 def _replace(archive: str, name: str, table: DeltaTable, old: set[str], new: list[NewFile]) -> bool:
     """Commits new files in place of old ones; False if somebody else has removed one of those."""
-    added = [
-        AddAction(
-            path=file.path,
-            size=file.size,
-            partition_values=file.values,
-            modification_time=file.modified_ms,
-            data_change=True,
-            stats=file.statistics,
-        )
-        for file in new
-    ]
-    for _ in range(COMMITS):
+    place = table_path(archive, name)
+    mark = str(uuid.uuid4())
+    first = table.version()
+    for attempt in range(COMMITS):
         now_ms = time.time_ns() // 1_000_000
         there = pa.table(table.get_add_actions(flatten=True)).to_pylist()
         removed = [
@@ -159,18 +152,29 @@ def _replace(archive: str, name: str, table: DeltaTable, old: set[str], new: lis
             if one["path"] in old
         ]
         if len(removed) < len(old):
+            # After an attempt they stay: what others see of it may come late.
+            if not attempt:
+                delete_files(place, new)
             return False
+        check_files(place, new)
         try:
             # Without retries it follows the very version in which the old files were seen.
             table.create_write_transaction(
-                [*removed, *added],
+                [*removed, *map(action_of, new)],
                 "append",
                 table.schema(),
                 PARTITIONS[name],
-                commit_properties=CommitProperties(max_commit_retries=0),
+                commit_properties=CommitProperties(
+                    custom_metadata={_MARK: mark}, max_commit_retries=0
+                ),
             )
         except CommitFailedError:
+            # A store may have done what it answered an error to: then the next try met our own
+            # commit, and the new files are the only ones that have the rows.
             table = require_table(archive, name)
+            since = table.history(table.version() - first)
+            if any(one.get(_MARK) == mark for one in since):
+                return True
         else:
             return True
-    raise StorageError(f"{archive}: others committed before each of {COMMITS} tries")
+    raise StorageError(f"{place}: others committed before each of {COMMITS} tries")

@@ -90,6 +90,20 @@ def errors_of_libraries() -> Iterator[None]:
         raise as_mqmesh_error(error) from error
 
 
+@contextmanager
+def errors_of_place(what: str) -> Iterator[None]:
+    """Turns errors of libraries as well as of the system about a place into errors of ours.
+
+    Args:
+        what: What could not be done, the beginning of a sentence.
+    """
+    try:
+        with errors_of_libraries():
+            yield
+    except OSError as error:
+        raise place_error(error, what) from error
+
+
 def _library(error: Exception) -> str:
     """Returns the name of the library that an error is of; empty for Python's own and ours."""
     modules = [kind.__module__.partition(".")[0] for kind in type(error).__mro__]

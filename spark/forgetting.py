@@ -1,7 +1,8 @@
 """Deletes messages of an archive, and their keys: old days, or chosen messages. Without Spark.
 
-First the keys go: what they lead to must be there. A command that was stopped is done again. Old
-versions of the tables have the messages until ``vacuum`` removes their files.
+First the messages go, then their keys: a command that was stopped between is done again, and finds
+the keys that are left. Nobody finds a message by these. Old versions of the tables have the
+messages until ``vacuum`` removes their files.
 """
 
 from collections.abc import Iterator
@@ -107,7 +108,8 @@ def expire_by_settings(archive: str, today: date) -> int:
         expired = {topic for topic in old if (settings.days_of(topic) or span + 1) <= span}
         if expired:
             condition = ds.field("dt") < before
-            if expired < old:
+            # An ingest may add old days of any topic meanwhile.
+            if set(settings.expire_days) != {"*"}:
                 condition &= ds.field("topic").isin(sorted(expired))
             gone += _delete_where(archive, condition)
             days = {one for one in days if one[0] not in expired or one[1] >= before}
@@ -157,8 +159,17 @@ def choose(
                 "missed; the next `mqmesh archive ingest` adds them"
             )
         condition &= (ds.field("key_hash") == key_hash(key)) & (ds.field("key") == key)
-    dataset = table.to_pyarrow_dataset()
-    if not (key or message_id):
+    by_place = bool(key or message_id)
+    choice = _choice(table.to_pyarrow_dataset(), condition, by_place=by_place)
+    keys = None if key or choice.messages else open_table(archive, KEYS)
+    if keys is not None:
+        # A command that was stopped leaves keys of messages that are gone.
+        return _choice(keys.to_pyarrow_dataset(), condition, by_place=by_place)
+    return choice
+
+
+def _choice(dataset: ds.Dataset, condition: ds.Expression, *, by_place: bool) -> Choice:
+    if not by_place:
         return Choice(by_topic(dataset.to_batches(filter=condition, columns=["dt", "topic"])))
     found = []
     count = 0
@@ -190,9 +201,10 @@ def forget(archive: str, choice: Choice) -> int:
     if choice.places is None:
         (one,) = choice.topics
         return _delete_where(archive, ds.field("topic") == one.topic)
+    gone = _delete_places(archive, MESSAGES, choice.places)
     if open_table(archive, KEYS) is not None:
         _delete_places(archive, KEYS, choice.places)
-    return _delete_places(archive, MESSAGES, choice.places)
+    return gone
 
 
 def _by_sql(
@@ -221,9 +233,10 @@ def _check_count(count: int) -> None:
 
 
 def _delete_where(archive: str, condition: ds.Expression) -> int:
+    gone = delete_rows(archive, MESSAGES, condition)
     if open_table(archive, KEYS) is not None:
         delete_rows(archive, KEYS, condition)
-    return delete_rows(archive, MESSAGES, condition)
+    return gone
 
 
 def _delete_places(archive: str, name: str, places: pa.Table) -> int:
@@ -251,7 +264,11 @@ def _rows(table: pa.Table | pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
 
 
 def _days_before(archive: str, before: date) -> set[tuple[str, date]]:
-    """Returns which topics have messages of which days, of those before a day."""
-    dataset = require_table(archive, MESSAGES).to_pyarrow_dataset()
-    batches = dataset.to_batches(filter=ds.field("dt") < before, columns=["topic", "dt"])
-    return set(by_topic_and_day(batches))
+    """Returns which topics have messages or keys of which days, of those before a day."""
+    found: set[tuple[str, date]] = set()
+    for table in (require_table(archive, MESSAGES), open_table(archive, KEYS)):
+        if table is not None:
+            dataset = table.to_pyarrow_dataset()
+            batches = dataset.to_batches(filter=ds.field("dt") < before, columns=["topic", "dt"])
+            found |= by_topic_and_day(batches).keys()
+    return found

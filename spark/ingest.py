@@ -16,7 +16,7 @@ from mqmesh.storage.tools.snapshot_keeping import hold_snapshot
 from mqmesh.storage.tools.snapshot_reading import Snapshot
 
 from .engine import Engine, OnProgress
-from .failures import as_mqmesh_error
+from .failures import errors_of_place
 from .local_engine import LocalEngine
 from .options import words
 from .selection import Selection
@@ -30,6 +30,7 @@ from .tables import (
     app_id,
     ingests_of,
     position_of,
+    sync_logs,
     turn_on_change_data_feed,
 )
 
@@ -71,7 +72,7 @@ def ingest(
     topics: str = "",
     on_progress: OnProgress | None = None,
 ) -> IngestReport:
-    """Takes a snapshot into an archive.
+    """Takes a snapshot into an archive; durably, where that is on this machine.
 
     Args:
         spark: A session of ``mqmesh.spark.session``; None for the local engine, which writes the
@@ -92,43 +93,57 @@ def ingest(
             Or the local engine cannot write a table of this kind.
         StorageError: The snapshot is damaged, or cannot be read; or a table cannot be written.
     """
-    engine: Engine = LocalEngine(on_progress) if spark is None else SparkEngine(spark, on_progress)
-    settings = load_settings(archive)
-    wanted = Selection(
-        topics=tuple(words(topics)),
-        leave_out=tuple(settings.leave_out),
-        on_damage=on_damage,
-    )
-    with hold_snapshot(Path(path)):
+    with errors_of_place(f"cannot take {path} into {archive}"), hold_snapshot(Path(path)):
+        engine: Engine = (
+            LocalEngine(on_progress) if spark is None else SparkEngine(spark, on_progress)
+        )
+        settings = load_settings(archive)
+        wanted = Selection(
+            topics=tuple(words(topics)),
+            leave_out=tuple(settings.leave_out),
+            on_damage=on_damage,
+        )
         snapshot = Snapshot(Path(path))
-        broker = name or snapshot.manifest.broker_name
-        taken: Step | None = None
-        for attempt in range(1, TRIES + 1):
-            step, begun = _next(snapshot, archive, broker, allow_gap)
-            try:
-                if step.to_offset > step.from_offset:
-                    _take(engine, archive, snapshot, broker, step, begun, wanted)
-                    taken = step
-                _follow_with_keys(engine, archive, snapshot.manifest.store_id, broker)
-            except Exception as error:
-                if attempt == TRIES or not engine.is_passing(error):
-                    raise as_mqmesh_error(error) from error
-                _log.info(
-                    "somebody else writes to %s, or Spark is slow, again: %s", archive, attempt
-                )
-                continue
-            if settings.change_data_feed:
-                turn_on_change_data_feed(archive)
-            # Of several tries that one counts which took something in.
-            done = taken or step
-            return IngestReport(
-                snapshot=snapshot.directory.name,
-                broker=broker,
-                from_offset=done.from_offset,
-                to_offset=done.to_offset,
-                gap_before=done.gap_before,
-            )
-        raise AssertionError("the last attempt returns or raises")
+        report = _ingest(engine, snapshot, archive, name, wanted, allow_gap=allow_gap)
+        if settings.change_data_feed:
+            turn_on_change_data_feed(archive)
+        sync_logs(archive)
+        return report
+
+
+def _ingest(
+    engine: Engine,
+    snapshot: Snapshot,
+    archive: str,
+    name: str,
+    wanted: Selection,
+    *,
+    allow_gap: bool,
+) -> IngestReport:
+    broker = name or snapshot.manifest.broker_name
+    taken: Step | None = None
+    for attempt in range(1, TRIES + 1):
+        step, begun = _next(snapshot, archive, broker, allow_gap)
+        try:
+            if step.to_offset > step.from_offset:
+                _take(engine, archive, snapshot, broker, step, begun, wanted)
+                taken = step
+            _follow_with_keys(engine, archive, snapshot.manifest.store_id, broker)
+        except Exception as error:
+            if attempt == TRIES or not engine.is_passing(error):
+                raise
+            _log.info("somebody else writes to %s, or Spark is slow, again: %s", archive, attempt)
+            continue
+        # Of several tries that one counts which took something in.
+        done = taken or step
+        return IngestReport(
+            snapshot=snapshot.directory.name,
+            broker=broker,
+            from_offset=done.from_offset,
+            to_offset=done.to_offset,
+            gap_before=done.gap_before,
+        )
+    raise AssertionError("the last attempt returns or raises")
 
 
 def _next(

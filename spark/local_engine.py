@@ -12,13 +12,14 @@ import pyarrow.dataset as ds
 from deltalake import write_deltalake
 from deltalake.exceptions import CommitFailedError
 
+from mqmesh.errors import StorageError
 from mqmesh.storage.tools.snapshot_reading import Snapshot
 from mqmesh.units import MIB
 
 from .addition import Addition, Moved, open_or_make
 from .engine import OnProgress, Progress
 from .message_files import SCHEMA, write_messages
-from .partition_files import PartitionFiles
+from .partition_files import NewFile, PartitionFiles, delete_files
 from .schema import ARROW_TYPES
 from .selection import Selection, plan
 from .settings import load_settings
@@ -35,6 +36,8 @@ from .tables import (
     require_table,
 )
 
+TRIES: Final = 5
+"""Attempts to write keys, while others delete messages or compact."""
 RUN_BYTES: Final = 32 * MIB
 """Keys that are sorted at a time."""
 _OF_MESSAGE: Final = (
@@ -98,23 +101,19 @@ class LocalEngine:
     def write_keys(self, archive: str, stretch: LogStretch) -> None:
         """Writes the keys of a stretch's messages, and the position behind it, in one commit."""
         addition = Addition(archive, KEYS, _KEYS, stretch)
-        waiting: dict[str, list[pa.Table]] = {}
-        with PartitionFiles(
-            addition.place,
-            _KEYS,
-            PARTITIONS[KEYS],
-            file_bytes=load_settings(archive).file_bytes,
-            unlike=("key", "key_hash", "message_id"),
-        ) as files:
-            for month, keys in _keys(archive, stretch):
-                run = waiting.setdefault(month, [])
-                run.append(keys)
-                if sum(one.nbytes for one in run) >= RUN_BYTES:
-                    _write_run(files, month, waiting.pop(month))
-            for month, run in waiting.items():
-                _write_run(files, month, run)
-            done = files.close()
-        addition.commit(done)
+        for _ in range(TRIES):
+            messages = dataset_of(require_table(archive, MESSAGES), stretch.where)
+            files = _write_keys(archive, addition.place, messages, stretch)
+            newest = dataset_of(require_table(archive, MESSAGES), stretch.where)
+            if set(messages.files) <= set(newest.files):
+                addition.commit(files)
+                return
+            # Messages may have been forgotten: their keys must not come back.
+            delete_files(addition.place, files)
+        raise StorageError(
+            f"{archive}: messages were deleted or compacted before each of {TRIES} tries to add "
+            "their keys"
+        )
 
     def is_passing(self, error: Exception) -> bool:
         """Returns True if another try may succeed, since somebody else was quicker."""
@@ -127,10 +126,31 @@ def selection_of(stretch: LogStretch, wanted: Selection) -> Selection:
     return dataclasses.replace(wanted, from_offset=stretch.from_offset, to_offset=stretch.to_offset)
 
 
-def _keys(archive: str, stretch: LogStretch) -> Iterator[tuple[str, pa.Table]]:
+def _write_keys(
+    archive: str, place: str, messages: ds.FileSystemDataset, stretch: LogStretch
+) -> list[NewFile]:
+    """Writes files with the keys of a stretch's messages."""
+    waiting: dict[str, list[pa.Table]] = {}
+    with PartitionFiles(
+        place,
+        _KEYS,
+        PARTITIONS[KEYS],
+        file_bytes=load_settings(archive).file_bytes,
+        unlike=("key", "key_hash", "message_id"),
+    ) as files:
+        for month, keys in _keys(messages, stretch):
+            run = waiting.setdefault(month, [])
+            run.append(keys)
+            if sum(one.nbytes for one in run) >= RUN_BYTES:
+                _write_run(files, month, waiting.pop(month))
+        for month, run in waiting.items():
+            _write_run(files, month, run)
+        return files.close()
+
+
+def _keys(messages: ds.FileSystemDataset, stretch: LogStretch) -> Iterator[tuple[str, pa.Table]]:
     """Yields the keys of a stretch's messages, each time those of some messages of one month."""
     field = ds.field
-    messages = dataset_of(require_table(archive, MESSAGES), stretch.where)
     condition = (
         (field("store_id") == stretch.store_id)
         & (field("broker") == stretch.broker)

@@ -25,6 +25,8 @@ from .tables import (
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+UNCOMMITTED_HOURS: Final = 24
+"""Age from which a file that was never committed goes; a command that takes longer may fail."""
 _CONTENT: Final = (
     "count(*) AS found, count(DISTINCT store_id, broker, commitlog_offset, ordinal) AS different, "
     "coalesce(bit_xor(xxhash64(store_id, broker, commitlog_offset, ordinal, body)), 0) AS content"
@@ -49,10 +51,11 @@ class ArchiveReport(msgspec.Struct, frozen=True, kw_only=True):
     """Result of a check of an archive.
 
     Attributes:
-        sound: Every message is there once, and its keys can be looked up.
+        sound: Every message is there once, and its keys can be looked up, and no others.
         rows: Messages.
         duplicates: Rows that repeat a message.
         keys_missing: Keys of messages that the table of keys does not have.
+        keys_left: Keys of messages that are gone.
         gaps: Sentences about stretches of logs that never came in.
     """
 
@@ -60,6 +63,7 @@ class ArchiveReport(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
     duplicates: int
     keys_missing: int
+    keys_left: int
     gaps: list[str]
 
 
@@ -72,31 +76,37 @@ def content_of(spark: "SparkSession", archive: str) -> Content:
 def vacuum(archive: str, *, hours: int, dry_run: bool) -> list[str]:
     """Removes files that no version of the last hours needs; without Spark.
 
+    Files that no version had may be those of a command that is still to commit them: they stay for
+    ``UNCOMMITTED_HOURS`` at least.
+
     Args:
         archive: Directory of the archive.
-        hours: Readers and ingests that began earlier may fail; from 1.
+        hours: Readers that began earlier may fail; from 1.
         dry_run: Only list the files.
 
     Returns:
         The files, by table.
     """
     require_table(archive, MESSAGES)
-    gone = []
+    gone: dict[str, None] = {}
     for name in (MESSAGES, KEYS, INGESTS):
         table = open_table(archive, name)
-        if table is not None:
+        if table is None:
+            continue
+        # First those that the log says were removed, then all that it does not name.
+        for is_full, age in ((False, hours), (True, max(hours, UNCOMMITTED_HOURS))):
             removed = table.vacuum(
-                retention_hours=hours, dry_run=dry_run, enforce_retention_duration=False, full=True
+                retention_hours=age, dry_run=dry_run, enforce_retention_duration=False, full=is_full
             )
-            gone += [f"{name}/{path}" for path in removed]
-    return gone
+            gone |= dict.fromkeys(f"{name}/{path}" for path in removed)
+    return list(gone)
 
 
 def verify(spark: "SparkSession", archive: str) -> ArchiveReport:
     """Counts all messages and compares the keys with them."""
     require_table(archive, MESSAGES)
     found = content_of(spark, archive)
-    missing = 0
+    missing = left = 0
     wanted = (
         f"SELECT store_id, broker, commitlog_offset, ordinal, explode(keys) AS key "
         f"FROM {_table(archive, MESSAGES)}"
@@ -106,14 +116,16 @@ def verify(spark: "SparkSession", archive: str) -> ArchiveReport:
             f"SELECT store_id, broker, commitlog_offset, ordinal, key FROM {_table(archive, KEYS)}"
         )
         missing = spark.sql(f"SELECT count(*) FROM ({wanted} EXCEPT {there})").collect()[0][0]
+        left = spark.sql(f"SELECT count(*) FROM ({there} EXCEPT {wanted})").collect()[0][0]
     else:
         missing = spark.sql(f"SELECT count(*) FROM ({wanted})").collect()[0][0]
     duplicates = found.rows - found.distinct
     return ArchiveReport(
-        sound=not duplicates and not missing,
+        sound=not (duplicates or missing or left),
         rows=found.rows,
         duplicates=duplicates,
         keys_missing=int(missing),
+        keys_left=int(left),
         gaps=gaps_of(archive),
     )
 

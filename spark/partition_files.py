@@ -1,12 +1,14 @@
 """Parquet files of the partitions of a Delta table, written while their rows come in."""
 
 import json
+import os
 import time
 import uuid
 from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -15,6 +17,8 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
+from mqmesh.errors import StorageError
+from mqmesh.storage.files.atomic_file import sync_directory
 from mqmesh.units import MIB
 
 from .failures import place_error
@@ -115,7 +119,7 @@ class PartitionFiles:
         self._waiting.append(self._thread.submit(self._write, values, rows))
 
     def close(self) -> list[NewFile]:
-        """Completes all files, and returns them.
+        """Completes all files, and returns them; on this machine they are durable.
 
         Raises:
             StorageError: Something could not be written.
@@ -176,6 +180,8 @@ class PartitionFiles:
         file.writer.close()
         size = file.sink.tell()
         file.sink.close()
+        if is_local(self._place):
+            sync_file(Path(self._place) / file.path)
         self._done.append(
             NewFile(
                 file.path,
@@ -189,6 +195,11 @@ class PartitionFiles:
     def _finish_all(self) -> None:
         for values in list(self._open):
             self._finish(values)
+        if is_local(self._place):
+            place = Path(self._place)
+            folders = {(place / file.path).parent for file in self._done}
+            for folder in sorted(folders | {place}):
+                sync_directory(folder)
 
 
 class _File:
@@ -203,13 +214,50 @@ class _File:
         self.found = found
 
 
+def check_files(place: str, files: list[NewFile]) -> None:
+    """Looks whether files that are to be committed are still there.
+
+    Raises:
+        StorageError: One is gone, or has another size.
+    """
+    try:
+        found = _file_system(place).get_file_info([file.path for file in files])
+    except OSError as error:
+        raise place_error(error, f"cannot look at new files of {place}") from error
+    for file, one in zip(files, found, strict=True):
+        if one.type != pafs.FileType.File or one.size != file.size:
+            state = f"has {one.size} bytes" if one.type == pafs.FileType.File else "is gone"
+            raise StorageError(
+                f"{place}/{file.path} {state}, and {file.size} bytes were written; nothing is "
+                "committed. `archive vacuum` removes what is not committed for a day: do it again"
+            )
+
+
+def is_local(place: str) -> bool:
+    """Returns True if a place is a directory of this machine."""
+    return "://" not in place
+
+
+def sync_file(path: Path) -> None:
+    """Makes a file durable that was written by any means.
+
+    Raises:
+        OSError: The sync failed.
+    """
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
 def delete_files(place: str, files: Iterable[NewFile]) -> None:
     """Deletes files of which none may have been committed."""
     _delete(_file_system(place), [file.path for file in files])
 
 
 def _file_system(place: str) -> pafs.FileSystem:
-    if "://" not in place:
+    if is_local(place):
         return pafs.SubTreeFileSystem(place, pafs.LocalFileSystem())
     # Workers of Spark that need none do without it: it takes 100 MB.
     from deltalake.fs import DeltaStorageHandler
@@ -249,7 +297,10 @@ def statistics_of(file: "pq.FileMetaData", schema: pa.Schema) -> dict[str, Any]:
         if not is_known or pa.types.is_binary(field.type) or pa.types.is_boolean(field.type):
             continue
         least[field.name] = _plain(min(one.min for one in known), is_least=True)
-        most[field.name] = _plain(max(one.max for one in known), is_least=False)
+        greatest = max(one.max for one in known)
+        # Nothing of the same length is greater than a text that goes on with the last character.
+        if not (isinstance(greatest, str) and greatest[_TEXT : _TEXT + 1] == _LAST):
+            most[field.name] = _plain(greatest, is_least=False)
     return {"numRecords": file.num_rows, "minValues": least, "maxValues": most, "nullCount": nulls}
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from datetime import date
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -16,9 +17,11 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 
 from mqmesh.errors import ConfigError
+from mqmesh.storage.files.atomic_file import sync_directory
 
 from .failures import place_error
 from .message_files import PARTITION_BY
+from .partition_files import is_local, sync_file
 from .steps import Ingest, chain_to
 
 MESSAGES: Final = "messages"
@@ -164,6 +167,30 @@ def turn_on_change_data_feed(archive: str) -> None:
             # Where somebody else commits at this moment the next ingest does it.
             with suppress(CommitFailedError):
                 table.alter.set_table_properties({_FEED: "true"})
+
+
+def sync_logs(archive: str) -> None:
+    """Makes the tables' commits durable where they are on this machine; Delta Lake does not.
+
+    Files of messages and keys are durable before they are committed.
+
+    Raises:
+        OSError: A sync failed.
+    """
+    for name in (MESSAGES, KEYS, INGESTS):
+        place = table_path(archive, name)
+        if not is_local(place):
+            continue
+        log = Path(place) / "_delta_log"
+        # Delta Lake itself writes the few rows of this one.
+        for folder in (log, Path(place)) if name == INGESTS else (log,):
+            for path in folder.iterdir() if folder.is_dir() else ():
+                # Another command may remove old ones meanwhile.
+                with suppress(FileNotFoundError):
+                    if path.is_file():
+                        sync_file(path)
+            if folder.is_dir():
+                sync_directory(folder)
 
 
 def position_of(archive: str, table: str, application: str) -> int | None:

@@ -16,14 +16,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
 from harness.archives import EachOnce
 from harness.indexed_store import make_messages_batch
 from harness.snapshots import take_snapshot
 from harness.store_files import StoreFiles
 
 from mqmesh.cli import main
-from mqmesh.errors import ConfigError, CorruptRecord, DiskFull
+from mqmesh.errors import ConfigError, CorruptRecord, DiskFull, StorageError
 from mqmesh.message import Message
+from mqmesh.spark import ingest as ingest_module
 from mqmesh.spark import local_engine, message_files, partition_files, tables
 from mqmesh.spark import session as session_module
 from mqmesh.spark.addition import Addition
@@ -185,17 +187,20 @@ def actions_of(archive):
 
 
 def test_statistics_of_texts_that_are_cut_and_of_nothing_but_nulls_stay_true(tmp_path):
-    schema = pa.schema([("text", pa.string()), ("none", pa.string()), ("big", pa.string())])
+    schema = pa.schema(
+        [("text", pa.string()), ("none", pa.string()), ("big", pa.string()), ("far", pa.string())]
+    )
+    far = ["c" * 32 + "\U0010ffff" * 2, "a"]
     long = ["b" * 40, "a" * 31 + "ü" + "z"]
-    rows = pa.table([long, [None, None], ["x" * 5_000, "y"]], schema=schema)
+    rows = pa.table([long, [None, None], ["x" * 5_000, "y"], far], schema=schema)
     files = partition_files.PartitionFiles(str(tmp_path), schema, ["day"], file_bytes=1)
     files.write(("2026-03-01",), rows)
     (file,) = files.close()
     found = json.loads(file.statistics)
     assert found["numRecords"] == 2
-    assert found["minValues"] == {"text": "a" * 31 + "ü"}
+    assert found["minValues"] == {"text": "a" * 31 + "ü", "far": "a"}
     assert found["maxValues"] == {"text": "b" * 32 + "\U0010ffff"}
-    assert found["nullCount"] == {"text": 0, "none": 2, "big": 0}
+    assert found["nullCount"] == {"text": 0, "none": 2, "big": 0, "far": 0}
 
 
 def test_small_runs_many_files_and_days_in_turn_are_all_the_same(snapshots, archive, monkeypatch):
@@ -339,6 +344,74 @@ def test_a_table_that_an_append_would_harm_is_refused(snapshots, archive, change
     with pytest.raises(ConfigError, match=rf"{text}.*cannot add to it") as caught:
         ingest(None, snapshots[1], archive)
     assert "\n" not in str(caught.value)
+
+
+def test_files_that_a_vacuum_took_are_not_committed(snapshots, archive, monkeypatch):
+    real = Addition.commit
+
+    def late(addition, files):
+        os.truncate(f"{addition.place}/{files[0].path}", 3)
+        real(addition, files)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Addition, "commit", late)
+        with pytest.raises(StorageError, match=r"has 3 bytes, and \d+ bytes were written"):
+            ingest(None, snapshots[0], archive)
+    assert places(archive) == []
+    ingest(None, snapshots[0], archive)
+    assert EachOnce(archive).look() == COUNT
+
+
+def test_all_is_durable_in_the_order_in_which_it_counts(snapshots, archive, monkeypatch):
+    """Data before the commit that names it, and commits before an ingest ends."""
+    done = []
+    sync = os.fsync
+    commit = Addition.commit
+
+    def note(fd):
+        done.append(os.readlink(f"/proc/self/fd/{fd}"))
+        sync(fd)
+
+    def check(addition, files):
+        paths = [f"{addition.place}/{file.path}" for file in files]
+        folders = {addition.place, *map(os.path.dirname, paths)}
+        assert set(paths) | folders <= set(done)
+        assert [place for place in done if place.endswith(".parquet")][-len(paths) :] == paths
+        commit(addition, files)
+
+    monkeypatch.setattr(os, "fsync", note)
+    monkeypatch.setattr(Addition, "commit", check)
+    for path in snapshots:
+        done.clear()
+        ingest(None, path, archive)
+        for name in (tables.MESSAGES, tables.KEYS, tables.INGESTS):
+            place = tables.table_path(archive, name)
+            assert f"{place}/_delta_log" in done
+            assert {f"{place}/_delta_log/{log}" for log in os.listdir(f"{place}/_delta_log")} <= {
+                *done
+            }
+        assert files_of(archive, tables.INGESTS)[0] <= set(done)
+        if path == snapshots[0]:
+            assert {os.path.dirname(archive), archive} <= set(done)
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (OSError("Generic S3 error\n\u21b3 no answer"), "cannot take .* into .*: .*no answer"),
+        (DeltaError("no answer"), "Delta Lake failed: DeltaError: no answer"),
+    ],
+)
+@pytest.mark.parametrize("where", ["_next", "_take", "sync_logs"])
+def test_errors_of_a_bucket_are_ours_wherever_they_come(
+    snapshots, archive, monkeypatch, error, text, where
+):
+    def fail(*arguments, **options):
+        raise error
+
+    monkeypatch.setattr(ingest_module, where, fail)
+    with pytest.raises(StorageError, match=text):
+        ingest(None, snapshots[0], archive)
 
 
 # The process kills itself at a named point.

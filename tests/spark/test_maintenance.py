@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
+import time
 import traceback
 from datetime import UTC, date, datetime
+from pathlib import Path
 from types import SimpleNamespace
 
+import pyarrow.dataset as ds
 import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
@@ -19,12 +23,12 @@ from harness.store_files import StoreFiles
 from mqmesh.cli import main
 from mqmesh.errors import ConfigError, StorageError
 from mqmesh.message import Message
-from mqmesh.spark import compaction, deletion, forgetting, tables
+from mqmesh.spark import compaction, deletion, forgetting, local_engine, tables
 from mqmesh.spark.compaction import compact
 from mqmesh.spark.find import find
 from mqmesh.spark.forgetting import choose, expire, expire_by_settings, forget
 from mqmesh.spark.ingest import ingest
-from mqmesh.spark.maintenance import vacuum
+from mqmesh.spark.maintenance import vacuum, verify
 from mqmesh.spark.notebook import shorten_tracebacks
 from mqmesh.spark.partition_files import PartitionFiles
 from mqmesh.spark.tables import INGESTS, KEYS, MESSAGES, ArchivedTopic, open_table, table_path
@@ -264,6 +268,147 @@ def test_files_that_are_joined_while_messages_are_forgotten_are_looked_at_again(
         table.optimize.z_order(["commitlog_offset"])
 
 
+def test_a_commit_that_came_through_with_an_error_loses_nothing(archive, monkeypatch):
+    """A bucket stores the commit and answers 500: the next try of the library meets itself."""
+    real = DeltaTable.create_write_transaction
+
+    def commit(*arguments, **options):
+        real(*arguments, **options)
+        raise CommitFailedError("version 9 is there")
+
+    choice = choose(archive, key="customer-3")
+    with monkeypatch.context() as patch:
+        patch.setattr(DeltaTable, "create_write_transaction", commit)
+        assert forget(archive, choice) == COUNT // 10
+        first = sum(1 for one in range(5 * PER_DAY) if one % 10 != 3)
+        assert expire(archive, before="2026-01-25") == first
+    left = [one for one in range(5 * PER_DAY, COUNT) if one % 10 != 3]
+    assert numbers(archive) == left
+    assert keys(archive) == keys_of(left)
+
+
+def test_files_stay_once_a_commit_was_tried(archive, monkeypatch):
+    """Somebody else joins the files after a try whose outcome is not known."""
+    real = DeltaTable.create_write_transaction
+    deleted = []
+
+    def commit(*arguments, **options):
+        monkeypatch.setattr(DeltaTable, "create_write_transaction", real)
+        compact(archive, TODAY)
+        raise CommitFailedError("version 9 is there")
+
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", commit)
+    monkeypatch.setattr(deletion, "delete_files", lambda *arguments: deleted.append(arguments))
+    choice = choose(archive, key="customer-3")
+    assert forget(archive, choice) == COUNT // 10
+    assert deleted == []
+    assert numbers(archive) == [one for one in range(COUNT) if one % 10 != 3]
+
+
+@pytest.mark.parametrize(
+    ("delete", "fits"),
+    [
+        (lambda archive: forget(archive, choose(archive, key="k-7")), lambda one: one == 7),
+        (lambda archive: forget(archive, choose(archive, topic="pay")), lambda one: one % 3 == 1),
+        (lambda archive: expire_by_settings(archive, TODAY), lambda one: one < 5 * PER_DAY),
+    ],
+)
+def test_a_deletion_that_ends_between_the_tables_is_ended_by_the_next(
+    archive, tmp_path, monkeypatch, delete, fits
+):
+    (tmp_path / "archive" / "archive.toml").write_text('[expire_days]\n"*" = 15\n')
+    real = forgetting.delete_rows
+
+    def stop(archive, name, *arguments, **options):
+        if name == KEYS:
+            raise StorageError("stopped")
+        return real(archive, name, *arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(forgetting, "delete_rows", stop)
+        with pytest.raises(StorageError, match="stopped"):
+            delete(archive)
+    left = [one for one in range(COUNT) if not fits(one)]
+    assert numbers(archive) == left
+    assert keys(archive) == keys_of(range(COUNT))
+    delete(archive)
+    assert numbers(archive) == left
+    assert keys(archive) == keys_of(left)
+
+
+def test_topics_that_are_kept_stay_when_they_come_in_meanwhile(snapshots, tmp_path, monkeypatch):
+    archive = str(tmp_path / "archive")
+    (tmp_path / "archive").mkdir()
+    (tmp_path / "archive" / "archive.toml").write_text("[expire_days]\npay = 1\n")
+    ingest(None, snapshots[-1], archive, topics="pay")
+    looked = []
+
+    def late(batches):
+        looked.append(tables.by_topic_and_day(batches))
+        if len(looked) == 2:  # at messages and keys
+            ingest(None, snapshots[-1], archive, name="broker-b", topics="orders")
+        return looked[-1]
+
+    monkeypatch.setattr(forgetting, "by_topic_and_day", late)
+    assert expire_by_settings(archive, date(2026, 3, 1)) == COUNT // 3
+    left = [one for one in range(COUNT) if one % 3 == 0]
+    assert numbers(archive) == left
+    assert keys(archive) == keys_of(left)
+
+
+def test_keys_do_not_come_back_after_their_messages(snapshots, archive, monkeypatch):
+    gone = []
+
+    class Late(PartitionFiles):
+        def close(self):
+            if not gone:
+                gone.append(forget(archive, choose(archive, topic="pay")))
+            return super().close()
+
+    monkeypatch.setattr(local_engine, "PartitionFiles", Late)
+    ingest(None, snapshots[-1], archive, name="broker-b")
+    left = [one for one in range(COUNT) if one % 3 != 1] * 2
+    assert gone == [2 * COUNT // 3]
+    assert numbers(archive) == sorted(left)
+    assert keys(archive) == keys_of(left)
+    monkeypatch.setattr(local_engine, "TRIES", 0)
+    with pytest.raises(StorageError, match="deleted or compacted before each of 0 tries"):
+        ingest(None, snapshots[-1], archive, name="broker-c")
+
+
+def test_vacuum_leaves_what_may_still_be_committed(archive):
+    choice = choose(archive, topic="pay")
+    forget(archive, choice)
+    place = Path(table_path(archive, MESSAGES))
+    for name, hours in (("new", 3), ("old", 25)):
+        file = place / "dt=2026-01-20" / f"{name}.parquet"
+        file.write_bytes(b"x")
+        moment = time.time() - hours * 3_600
+        os.utime(file, (moment, moment))
+    gone = ["messages/dt=2026-01-20/old.parquet"]
+    assert vacuum(archive, hours=1, dry_run=True) == gone
+    assert vacuum(archive, hours=24, dry_run=True) == gone
+    assert vacuum(archive, hours=48, dry_run=True) == []
+    removed = vacuum(archive, hours=0, dry_run=False)
+    assert any("/part-" in one for one in removed)
+    assert (place / "dt=2026-01-20" / "new.parquet").exists()
+    assert not (place / "dt=2026-01-20" / "old.parquet").exists()
+    assert numbers(archive) == [one for one in range(COUNT) if one % 3 != 1]
+
+
+def test_files_that_are_gone_are_not_committed_by_a_deletion(archive, monkeypatch):
+    class Gone(PartitionFiles):
+        def close(self):
+            files = super().close()
+            Path(table_path(archive, MESSAGES), files[0].path).unlink()
+            return files
+
+    monkeypatch.setattr(deletion, "PartitionFiles", Gone)
+    with pytest.raises(StorageError, match=r"parquet is gone, and \d+ bytes were written"):
+        forget(archive, choose(archive, key="customer-3"))
+    assert numbers(archive) == list(range(COUNT))
+
+
 def test_a_message_is_forgotten_by_its_id_and_by_sql(spark, archive):
     (row,) = find(archive, key="k-7").rows
     day = row["dt"].isoformat()
@@ -278,6 +423,11 @@ def test_a_message_is_forgotten_by_its_id_and_by_sql(spark, archive):
     left = sorted(set(range(COUNT)) - gone)
     assert numbers(archive) == left
     assert keys(archive) == keys_of(left)
+    assert verify(spark, archive).sound
+    deletion.delete_rows(archive, MESSAGES, ds.field("topic") == "orders")
+    report = verify(spark, archive)
+    left = [one for one in left if one % 3 == 0]
+    assert (report.sound, report.keys_missing, report.keys_left) == (False, 0, 2 * len(left))
     for wrong in ("nix = 1", "true) or (true; drop table x"):
         with pytest.raises(ConfigError, match="Spark cannot do that"):
             choose(archive, where=wrong, spark=spark)
