@@ -49,7 +49,7 @@ class Lease:
 
     Attributes:
         token: See above.
-        until_ms: Monotonic time until which a message may be begun.
+        until_ms: Time since boot until which a message may be begun: a machine that sleeps loses it.
     """
 
     __slots__ = ("_clock", "token", "until_ms")
@@ -61,7 +61,7 @@ class Lease:
 
     def holds(self) -> bool:
         """Return True when a message of the queue may be begun now."""
-        return self._clock.monotonic_ms() < self.until_ms
+        return self._clock.boot_ms() < self.until_ms
 
 
 class _Held:
@@ -110,7 +110,7 @@ class QueueLeases:
         self._on_regained = on_regained
         self._held: dict[MessageQueue, _Held] = {}
         self._connections: dict[str, int] = defaultdict(int)
-        self._ticked_ms = clock.monotonic_ms()
+        self._ticked_ms = clock.boot_ms()
 
     def lease(self, queue: MessageQueue) -> Lease:
         """Return the lease of an acquired queue; one that never holds, if it was lost since."""
@@ -163,7 +163,7 @@ class QueueLeases:
 
     def tick(self) -> None:
         """Prolongs leases, renews locks, and asks for those that are in doubt."""
-        now_ms = self._clock.monotonic_ms()
+        now_ms = self._clock.boot_ms()
         stood_still = now_ms - self._ticked_ms >= TRUST_MS
         self._ticked_ms = now_ms
         due: dict[str, list[MessageQueue]] = defaultdict(list)
@@ -187,7 +187,7 @@ class QueueLeases:
         held.lease.until_ms = 0
 
     def _confirm(self, held: _Held, asked_ms: int, lease_ms: int) -> None:
-        now_ms = self._clock.monotonic_ms()
+        now_ms = self._clock.boot_ms()
         held.asked_ms = asked_ms
         held.lease_ms = lease_ms
         held.ends_ms = asked_ms + lease_ms
@@ -211,7 +211,7 @@ class QueueLeases:
                 self._on_lost(queue)
             self._on_regained()
 
-        now_ms = self._clock.monotonic_ms()
+        now_ms = self._clock.boot_ms()
         for queue in queues:
             self._held[queue].asked_ms = now_ms
         self._ask(broker_name, queues, answered)
@@ -222,7 +222,7 @@ class QueueLeases:
         queues: list[MessageQueue],
         answered: Callable[[dict[MessageQueue, int], int, int], None],
     ) -> None:
-        asked_ms = self._clock.monotonic_ms()
+        asked_ms = self._clock.boot_ms()
         connection = self._connections[broker_name]
         for start in range(0, len(queues), MAX_OFFSETS_PER_REQUEST):
             some = queues[start : start + MAX_OFFSETS_PER_REQUEST]

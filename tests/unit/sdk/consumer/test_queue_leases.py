@@ -138,6 +138,17 @@ def test_a_client_that_stood_still_asks_before_the_next_message(case):
     assert case.regained == 2
 
 
+def test_a_machine_that_slept_asks_before_the_next_message(case, monkeypatch):
+    lease = case.acquire()
+    woken_ms = case.clock.monotonic_ms() + 3_600_000
+    monkeypatch.setattr(case.clock, "boot_ms", lambda: woken_ms)
+    assert not lease.holds()
+    case.leases.tick()
+    assert not lease.holds()
+    case.answer(7)
+    assert lease.holds()
+
+
 def test_a_client_that_stood_still_for_less_goes_on(case):
     lease = case.acquire()
     case.clock.advance(TRUST_MS - 1)
