@@ -401,7 +401,8 @@ def _consumer(data: bodies.ConsumerBody) -> ConsumerData:
         where if where in set(ConsumeFromWhere) else ConsumeFromWhere.LAST_OFFSET.value,
         [
             Subscription(one.topic, one.sub_string or "*", one.expression_type or "TAG")
-            for one in data.subscription_data_set
+            # In one order: a client in Go says them by chance, and each change is a record.
+            for one in sorted(data.subscription_data_set, key=lambda one: one.topic)
         ],
         divides_by_number=True,
     )

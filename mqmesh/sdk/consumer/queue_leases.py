@@ -49,7 +49,7 @@ class Lease:
 
     Attributes:
         token: See above.
-        until_ms: Time since boot until which a message may be begun: a machine that sleeps loses it.
+        until_ms: Time since boot until which a message may be begun; sleep of the machine counts.
     """
 
     __slots__ = ("_clock", "token", "until_ms")
