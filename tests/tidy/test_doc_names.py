@@ -34,3 +34,10 @@ def test_pages_name_what_is_there(project_root, tests):
 def test_what_is_missing_is_found(project_root):
     text = "`mqmesh/errors.py`, `mqmesh/no_file.py`, `test_no_such_thing[a case]`, `test_it`"
     assert missing(text, project_root, {"test_it"}) == ["mqmesh/no_file.py", "test_no_such_thing"]
+
+
+def test_each_decision_has_a_number_of_its_own(project_root):
+    pages = sorted((project_root / "docs/decisions").glob("[0-9]*.md"))
+    numbers = [int(page.name[:4]) for page in pages]
+    assert [page.read_text().split(".")[0] for page in pages] == [f"# {at}" for at in numbers]
+    assert len(set(numbers)) == len(numbers)
