@@ -16,6 +16,7 @@ from harness.chaos import (
     kill_in_transactions,
     kill_name_servers,
     kill_producers,
+    kill_under_policies,
     main,
     pause_broker,
 )
@@ -72,6 +73,10 @@ def test_delayed_messages_come_once_whoever_dies(harm):
 def test_nothing_acknowledged_comes_again_whoever_dies_among_broker_and_members(harm):
     metrics = harm(kill_in_receives, 1).metrics
     assert metrics["killed (broker)"] + metrics["killed (member)"] >= ROUNDS
+
+
+def test_policies_of_topics_and_groups_hold_while_the_broker_is_killed(harm):
+    harm(kill_under_policies, 3)
 
 
 def test_a_broker_that_hangs_for_three_seconds_loses_and_repeats_nothing(harm):
