@@ -98,7 +98,7 @@ class Expiry(msgspec.Struct, frozen=True):
 
 
 class SplitBatch(msgspec.Struct, frozen=True, gc=False):
-    """Batch whose messages are told apart, still encoded.
+    """Batch divided into its messages, which are still encoded.
 
     Attributes:
         header: Its header.
