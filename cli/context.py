@@ -6,6 +6,7 @@ from typing import Any, Final
 import click
 
 from mqmesh.errors import ConfigError
+from mqmesh.namespaces import check_namespace
 from mqmesh.sdk.client.options import namesrv_addresses
 from mqmesh.security.keys import load_credentials
 
@@ -17,6 +18,7 @@ _COLUMNS: Final = (
     Column("context", "CONTEXT"),
     Column("namesrv", "NAME SERVERS"),
     Column("in_use", "IN USE"),
+    Column("namespace", "NAMESPACE", rank=1),
     Column("credentials", "KEYS", rank=1),
 )
 
@@ -27,7 +29,7 @@ def context() -> None:
 
     Commands ask the name servers of --namesrv, else of MQMESH_NAMESRV, else of --context, else
     of the context in use, else those that `mqmesh up` starts here. A context may name a file with
-    keys, too.
+    keys and a namespace, too.
 
     \b
     Examples:
@@ -48,10 +50,13 @@ def context() -> None:
     type=click.Path(path_type=Path),
     help="File with your keys, for a cluster with security on.",
 )
+@click.option("--namespace", metavar="NAME", default="", help="Namespace of topics and groups.")
 @click.option("--use", "in_use", is_flag=True, help="Use it from now on.")
 @json_option
-def add(name: str, namesrv: str | None, credentials: Path | None, in_use: bool) -> None:
-    """Add a context, or give one other name servers and keys.
+def add(
+    name: str, namesrv: str | None, credentials: Path | None, namespace: str, in_use: bool
+) -> None:
+    """Add a context, or give one other name servers, keys and namespace.
 
     Only the path of the file with your keys is kept, not the keys. MQMESH_CREDENTIALS stands above
     the keys of the context in use, and --context above MQMESH_CREDENTIALS.
@@ -60,6 +65,7 @@ def add(name: str, namesrv: str | None, credentials: Path | None, in_use: bool) 
     Examples:
       mqmesh context add test --namesrv 127.0.0.1:9876
       mqmesh context add production --credentials ~/keys/billing.toml --use
+      mqmesh context add shop --namesrv 10.0.0.1:9876 --namespace shop
     """
     if not 0 < len(name) <= 255:
         raise ConfigError("a context's name has 1 to 255 characters")
@@ -73,13 +79,17 @@ def add(name: str, namesrv: str | None, credentials: Path | None, in_use: bool) 
     if credentials is not None:
         load_credentials(credentials)
         contexts.credentials[name] = str(credentials.absolute())
+    contexts.namespaces.pop(name, None)
+    if namespace:
+        contexts.namespaces[name] = check_namespace(namespace)
     if in_use:
         contexts.current = name
     save_contexts(contexts)
     one = _as_dict(name, contexts)
     keys = f", keys of {one['credentials']}" if one["credentials"] else ""
+    of = f", namespace {namespace}" if namespace else ""
     used = ", in use" if one["in_use"] else ""
-    print_answer(one, f"context {name}: {one['namesrv']}{keys}{used}")
+    print_answer(one, f"context {name}: {one['namesrv']}{of}{keys}{used}")
 
 
 @context.command()
@@ -130,6 +140,7 @@ def remove(name: str) -> None:
     removed = _as_dict(name, contexts)
     del contexts.contexts[name]
     contexts.credentials.pop(name, None)
+    contexts.namespaces.pop(name, None)
     save_contexts(contexts)
     print_answer(removed, f"context {name} is removed from {contexts_file()}")
 
@@ -138,6 +149,7 @@ def _as_dict(name: str, contexts: Contexts) -> dict[str, Any]:
     return {
         "context": name,
         "namesrv": contexts.namesrv(name),
+        "namespace": contexts.namespaces.get(name, ""),
         "credentials": contexts.credentials.get(name, ""),
         "in_use": name == contexts.current,
     }

@@ -27,12 +27,14 @@ class Contexts(msgspec.Struct, forbid_unknown_fields=True):
         current: Name of the context that commands use; empty for none.
         contexts: Name servers by name.
         credentials: Absolute path of a file with keys, by name; those without need none.
+        namespaces: Namespace of topics and groups, by name; those without have none.
     """
 
     version: Annotated[int, msgspec.Meta(ge=VERSION, le=VERSION)] = VERSION
     current: str = ""
     contexts: Annotated[dict[Name, list[str]], msgspec.Meta(max_length=MAX_CONTEXTS)] = {}
     credentials: Annotated[dict[Name, str], msgspec.Meta(max_length=MAX_CONTEXTS)] = {}
+    namespaces: Annotated[dict[Name, str], msgspec.Meta(max_length=MAX_CONTEXTS)] = {}
 
     def namesrv(self, name: str) -> str:
         """Returns the name servers of a context, as commands take them.
@@ -93,29 +95,31 @@ def save_contexts(contexts: Contexts) -> None:
         raise ConfigError(f"{path}: {error.strerror or error}") from error
 
 
-def find_cluster(said: str | None, context: str | None) -> tuple[str, str]:
-    """Return the name servers that a command asks, and the file with the keys of their context.
+def find_cluster(namesrv: str | None, context: str | None) -> tuple[str, str, str]:
+    """Return the name servers that a command asks, and keys and namespace of their context.
 
     Args:
-        said: Value of ``--namesrv``.
+        namesrv: Value of ``--namesrv``.
         context: ``--context``.
 
     Returns:
         The given name servers; else those of the variable ``MQMESH_NAMESRV``; else those
-        of the context in use; else those of `mqmesh up`. And a path; "" where no context says one.
+        of the context in use; else those of `mqmesh up`. A path, and the name of a namespace; ""
+        where no context says one.
 
     Raises:
         ConfigError: Both options are given, or there is no such context.
     """
-    if said is not None and context is not None:
+    if namesrv is not None and context is not None:
         raise ConfigError("--namesrv and --context exclude each other")
-    if said is None and context is None:
-        said = os.environ.get(NAMESRV_VARIABLE) or None
-    if said is not None:
-        namesrv_addresses(said)
-        return said, ""
+    if namesrv is None and context is None:
+        namesrv = os.environ.get(NAMESRV_VARIABLE) or None
+    if namesrv is not None:
+        namesrv_addresses(namesrv)
+        return namesrv, "", ""
     contexts = load_contexts()
     name = contexts.current if context is None else context
     if not name:
-        return DEFAULT_NAMESRV, ""
-    return contexts.namesrv(name), contexts.credentials.get(name, "")
+        return DEFAULT_NAMESRV, "", ""
+    keys, namespace = contexts.credentials.get(name, ""), contexts.namespaces.get(name, "")
+    return contexts.namesrv(name), keys, namespace

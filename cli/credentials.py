@@ -1,9 +1,14 @@
-"""Which keys commands have: of a context, of MQMESH_CREDENTIALS, or of the cluster here."""
+"""Keys and namespace of commands: of a context, of the environment, or of the cluster here."""
 
 import os
 from pathlib import Path
 
-from mqmesh.sdk.client.options import CREDENTIALS_VARIABLE, namesrv_addresses
+from mqmesh.namespaces import check_namespace
+from mqmesh.sdk.client.options import (
+    CREDENTIALS_VARIABLE,
+    NAMESPACE_VARIABLE,
+    namesrv_addresses,
+)
 from mqmesh.security.keys import load_credentials
 
 from .contexts import find_cluster
@@ -14,23 +19,33 @@ def use_credentials(path: Path) -> None:
     os.environ[CREDENTIALS_VARIABLE] = str(path.absolute())
 
 
-def choose_cluster(said: str | None, context: str | None, data_dir: Path) -> str:
-    """Find the cluster that a command asks, and use its keys from now on.
+def choose_cluster(
+    namesrv_option: str | None, context: str | None, data_dir: Path, namespace: str | None = None
+) -> str:
+    """Find the cluster that a command asks, and use its keys and the namespace from now on.
 
-    A context that is named stands above MQMESH_CREDENTIALS, and the context in use below it.
+    A context that is named stands above MQMESH_CREDENTIALS and MQMESH_NAMESPACE, and the context in
+    use below them.
 
     Args:
-        said: Value of ``--namesrv``.
+        namesrv_option: Value of ``--namesrv``.
         context: ``--context``.
         data_dir: Folder of a cluster of this machine.
+        namespace: ``--namespace``.
 
     Returns:
         The name servers.
 
     Raises:
         ConfigError: There is no such context, or its keys cannot be used.
+        InvalidArgument: The namespace is none.
     """
-    namesrv, keys = find_cluster(said, context)
+    namesrv, keys, own = find_cluster(namesrv_option, context)
+    is_in_environment = context is None and bool(os.environ.get(NAMESPACE_VARIABLE))
+    if namespace is None and own and not is_in_environment:
+        namespace = own
+    if namespace is not None:
+        os.environ[NAMESPACE_VARIABLE] = namespace and check_namespace(namespace)
     if keys and (context is not None or not os.environ.get(CREDENTIALS_VARIABLE)):
         load_credentials(Path(keys))
         use_credentials(Path(keys))

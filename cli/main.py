@@ -40,6 +40,7 @@ COMMANDS: Final = {
     "query": ("messages.query", "query"),
     "replay": ("messages.replay", "replay"),
     "trace": ("messages.trace", "trace"),
+    "table": ("messages.table", "table"),
     "group": ("admin.group", "group"),
     "ha": ("admin.ha", "ha"),
     "user": ("admin.access", "user"),
@@ -51,6 +52,7 @@ COMMANDS: Final = {
     "snapshot": ("stores.snapshot", "snapshot"),
     "archive": ("stores.archive", "archive"),
     "tx": ("messages.tx", "tx"),
+    "sql": ("messages.sql", "sql"),
     "namesrv": ("processes.serve", "namesrv"),
     "broker": ("processes.serve", "broker"),
     "filtersrv": ("processes.serve", "filtersrv"),
@@ -99,6 +101,12 @@ Times are UTC, those that commands print and those that they take: 2026-03-01T12
     "127.0.0.1:9876;127.0.0.1:9877]",
 )
 @click.option("--context", "context_name", metavar="NAME", help="Cluster; see `mqmesh context`.")
+@click.option(
+    "--namespace",
+    metavar="NAME",
+    help="Namespace of topics and groups; see docs/namespaces.md. [default: MQMESH_NAMESPACE, "
+    "else that of the context]",
+)
 @click.option("--json", "as_json", is_flag=True, help="Answer in JSON, for programs.")
 @click.option("--debug", is_flag=True, help="Say more; show the traceback of a bug.")
 @click.pass_context
@@ -106,6 +114,7 @@ def root(
     context: click.Context,
     namesrv: str | None,
     context_name: str | None,
+    namespace: str | None,
     as_json: bool,
     debug: bool,
 ) -> None:
@@ -113,15 +122,16 @@ def root(
     options = context.ensure_object(Options)
     options.namesrv = namesrv
     options.context = context_name
+    options.namespace = namespace
     options.as_json = as_json
     options.debug = debug
     # Roles set up a log of their own; clients warn in words.
     handler = logging.StreamHandler()
-    handler.setFormatter(_Words("%(levelname)s: %(message)s"))
+    handler.setFormatter(_LineFormatter("%(levelname)s: %(message)s"))
     logging.basicConfig(level=logging.INFO if debug else logging.WARNING, handlers=[handler])
 
 
-class _Words(logging.Formatter):
+class _LineFormatter(logging.Formatter):
     """Writes records in words: a line, and the lines of a traceback."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
@@ -199,8 +209,8 @@ def _forget_what_is_left() -> None:
 
 def _wants_json(options: Options, arguments: Sequence[str] | None) -> bool:
     # An error may come before the option is read, or be about what stands before it.
-    said = list(sys.argv[1:] if arguments is None else arguments)
-    return options.as_json or "--json" in (said[: said.index("--")] if "--" in said else said)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    return options.as_json or "--json" in (words[: words.index("--")] if "--" in words else words)
 
 
 def _without_number(error: OSError) -> str:

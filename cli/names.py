@@ -64,11 +64,13 @@ class ClusterName(TextArgument):
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
         """Returns the names that begin so; none when no name server can be asked."""
-        said = [one.params for one in (ctx, ctx.find_root())]
-        namesrv = next((one["namesrv"] for one in said if one.get("namesrv")), None)
+        given = [one.params for one in (ctx, ctx.find_root())]
+        namesrv = next((one["namesrv"] for one in given if one.get("namesrv")), None)
         try:
-            context = ctx.find_root().params.get("context_name")
-            found = self.known(choose_cluster(namesrv, context, Path(DEFAULT_DATA_DIR)))
+            root = ctx.find_root().params
+            context, namespace = root.get("context_name"), root.get("namespace")
+            folder = Path(DEFAULT_DATA_DIR)
+            found = self.known(choose_cluster(namesrv, context, folder, namespace))
         except (MQMeshError, OSError):
             return []
         # A foreign broker may announce anything; no shell should be given that.

@@ -16,6 +16,7 @@ class Options:
     Attributes:
         namesrv: Name servers, None if not given.
         context: Name of a context, None if not given.
+        namespace: Namespace of topics and groups, None if not given.
         as_json: Answer in JSON.
         debug: Show tracebacks.
     """
@@ -23,6 +24,7 @@ class Options:
     def __init__(self) -> None:
         self.namesrv: str | None = None
         self.context: str | None = None
+        self.namespace: str | None = None
         self.as_json = False
         self.debug = False
 

@@ -46,10 +46,10 @@ def namesrv_option(function: _F) -> _F:
     @functools.wraps(function)
     def command(context: click.Context, /, *args: Any, namesrv: str | None, **kwargs: Any) -> Any:
         options = context.ensure_object(Options)
-        said = options.namesrv if namesrv is None else namesrv
+        given = options.namesrv if namesrv is None else namesrv
         # What is said for one command stands above what is said for all.
         named = options.context if namesrv is None else None
-        chosen = choose_cluster(said, named, Path(DEFAULT_DATA_DIR))
+        chosen = choose_cluster(given, named, Path(DEFAULT_DATA_DIR), options.namespace)
         return function(*args, namesrv=chosen, **kwargs)
 
     return command  # type: ignore[return-value]  # click's decorators lose the type

@@ -71,7 +71,7 @@ def main() -> None:
     with (
         Producer("shop", namesrv_addr=namesrv) as producer,
         consumer,
-        DeadLetterClient(namesrv) as dead_letters,
+        DeadLetterClient(namesrv) as client,
     ):
         for name in ("ada", "eve", "bob"):
             producer.send(Message(TOPIC, b"10", keys=[name]))
@@ -79,16 +79,16 @@ def main() -> None:
         bank.wait_for("bob")  # eve's failure is in nobody's way
 
         deadline = time.monotonic() + PATIENCE_S
-        while not (letters := list(dead_letters.scan(group))):
+        while not (found := list(client.scan(group))):
             if time.monotonic() > deadline:
                 sys.exit("no dead letter came")
-        for letter in letters:
-            assert letter.message is not None
-            print(f"dead: payment to {letter.message.keys[0]}: {letter.reason}")
+        for dead_letter in found:
+            assert dead_letter.message is not None
+            print(f"dead: payment to {dead_letter.message.keys[0]}: {dead_letter.reason}")
 
         bank.open_account("eve")
         for turn in ("first", "second"):
-            for _, result in dead_letters.resend(group, letters):
+            for _, result in client.resend(group, found):
                 print(f"{turn} resend: status {result.status}")  # 0 resent, 1 was resent before
         bank.wait_for("eve")
     print(f"booked: {', '.join(sorted(bank.booked))}")

@@ -35,7 +35,7 @@ class Stopwatch(Hooks):
         batch.add_properties({"sent_ms": str(batch.began_ms)})
 
     def after_send(self, batch: SendContext) -> None:
-        """Tells of what failed."""
+        """Reports a failed batch."""
         if batch.error is not None:
             print(f"{len(batch.messages)} messages may be lost: {batch.error}")
 

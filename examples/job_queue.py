@@ -104,9 +104,9 @@ def main() -> None:
     print(f"{len(shop.done)} jobs done in {seconds:.1f} s, of {one_by_one_s:.0f} s of work")
     print(f"done more than once: {sum(count > 1 for count in shop.done.values())}")
     print(f"rejected: {shop.rejected}")
-    with DeadLetterClient(options.namesrv) as letters:
-        for letter in letters.scan(GROUP, newest=1):
-            print(f"dead: {letter.reason}")
+    with DeadLetterClient(options.namesrv) as client:
+        for dead_letter in client.scan(GROUP, newest=1):
+            print(f"dead: {dead_letter.reason}")
 
 
 if __name__ == "__main__":

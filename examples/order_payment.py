@@ -1,4 +1,4 @@
-"""Order payment: money in SQLite and a message about it, both or none, whoever dies when.
+"""Order payment: money in SQLite and a message about it, both or none, whatever crashes.
 
 Needs a running ``mqmesh up``. Pays some orders and ships what was paid::
 
@@ -165,7 +165,7 @@ def audit(path: str) -> int:
         (twice,) = db.execute("SELECT count(*) FROM shipments WHERE times > 1").fetchone()
     print(
         f"{len(paid)} paid, {len(shipped)} shipped, {len(paid - shipped)} paid and not shipped, "
-        f"{len(shipped - paid)} shipped and not paid, {twice} told twice"
+        f"{len(shipped - paid)} shipped and not paid, {twice} shipped twice"
     )
     return 0 if paid == shipped else 1
 

@@ -1,14 +1,13 @@
-"""Order timeout: an order that is not paid in half an hour is given up, by a delayed message.
+"""Order timeout: an order that is not paid in half an hour is cancelled, by a delayed message.
 
 Needs a running ``mqmesh up``. Opens some orders, pays every second one, and waits for the others
 to time out. The delay is an argument, so that nobody has to wait::
 
     python examples/order_timeout.py --delay 3
 
-With the order a message is sent that comes back to us when the time is over. A payment cancels
-it. A payment in the very last moment may find the message on its way already (``CancelRefused``),
-so whoever gets it looks at the order before giving it up: the message says "look now", and
-no more.
+With the order a delayed message is sent, which is delivered when the time is over. A payment
+cancels it. A payment in the last moment may be too late to cancel it (``CancelRefused``), so the
+consumer checks the order before it cancels it: the message only means "check now".
 """
 
 import argparse

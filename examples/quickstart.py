@@ -55,7 +55,7 @@ BAR_WIDTH = 40
 
 
 def report(**facts: Any) -> None:
-    """Tells the parent something, as a line of JSON on standard output."""
+    """Reports to the parent process, as a line of JSON on standard output."""
     sys.stdout.write(json.dumps(facts) + "\n")
     sys.stdout.flush()
 

@@ -15,20 +15,20 @@ PRICES = {b"apple": b"3", b"pear": b"4", b"plum": b"2"}
 
 def main() -> None:
     """Asks for three prices, each a round trip of milliseconds."""
-    with Producer("price-asker") as asker, Producer("price-teller") as teller:
+    with Producer("price-requester") as requester, Producer("price-replier") as replier:
 
         def listen(messages: list[StoredMessage]) -> None:
             for message in messages:
                 if is_request(message):
-                    # False: whoever asked waits no more. It is not asked again.
-                    teller.reply(message, PRICES.get(message.body, b"unknown"))
+                    # False: the requester waits no more. No retry.
+                    replier.reply(message, PRICES.get(message.body, b"unknown"))
 
         service = PushConsumer("price-service", consume_from_where=ConsumeFromWhere.LAST_OFFSET)
         service.subscribe(TOPIC, listener=listen)
-        asker.send(Message(TOPIC, b"this creates the topic"))
+        requester.send(Message(TOPIC, b"this creates the topic"))
         with service:
             for fruit in PRICES:
-                reply = asker.request(Message(TOPIC, fruit), timeout_ms=10_000)
+                reply = requester.request(Message(TOPIC, fruit), timeout_ms=10_000)
                 print(f"{fruit.decode()} costs {reply.body.decode()}")
 
 

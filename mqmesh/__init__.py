@@ -13,6 +13,7 @@ from mqmesh.version import VERSION as __version__
 if TYPE_CHECKING:
     from mqmesh.errors import MQMeshError as MQMeshError
     from mqmesh.errors import Reject as Reject
+    from mqmesh.errors import RevisionConflict as RevisionConflict
     from mqmesh.errors import StaleReceipt as StaleReceipt
     from mqmesh.filtering.python_filter import PythonFilter as PythonFilter
     from mqmesh.message import Message as Message
@@ -77,6 +78,9 @@ if TYPE_CHECKING:
     from mqmesh.sdk.producer.replies import is_request as is_request
     from mqmesh.sdk.producer.send_result import SendFuture as SendFuture
     from mqmesh.sdk.producer.send_result import SendResult as SendResult
+    from mqmesh.sdk.tables.entries import KvEntry as KvEntry
+    from mqmesh.sdk.tables.key_value import KeyValue as KeyValue
+    from mqmesh.sdk.tables.table_admin import TableAdmin as TableAdmin
     from mqmesh.sdk.transactions.transaction_producer import (
         TransactionProducer as TransactionProducer,
     )
@@ -103,6 +107,8 @@ _MODULE_OF = {
     "GroupAdmin": "mqmesh.sdk.admin.group_admin",
     "GroupConfig": "mqmesh.protocol.groups",
     "HaAdmin": "mqmesh.sdk.admin.ha_admin",
+    "KeyValue": "mqmesh.sdk.tables.key_value",
+    "KvEntry": "mqmesh.sdk.tables.entries",
     "MemberClient": "mqmesh.sdk.admin.members",
     "NamesrvAdmin": "mqmesh.sdk.admin.namesrv_admin",
     "ProbeClient": "mqmesh.sdk.probes",
@@ -127,6 +133,7 @@ _MODULE_OF = {
     "PythonFilter": "mqmesh.filtering.python_filter",
     "QueryClient": "mqmesh.sdk.admin.queries",
     "Reject": "mqmesh.errors",
+    "RevisionConflict": "mqmesh.errors",
     "ResendTarget": "mqmesh.protocol.retries",
     "ResetWhere": "mqmesh.protocol.groups",
     "ReplayClient": "mqmesh.sdk.admin.replays",
@@ -141,6 +148,7 @@ _MODULE_OF = {
     "StaleReceipt": "mqmesh.errors",
     "StoredMessage": "mqmesh.message",
     "TopicConfig": "mqmesh.protocol.route",
+    "TableAdmin": "mqmesh.sdk.tables.table_admin",
     "TraceClient": "mqmesh.sdk.admin.traces",
     "TrackClient": "mqmesh.sdk.admin.tracks",
     "TransactionContext": "mqmesh.sdk.hooks",
@@ -173,6 +181,8 @@ __all__ = [
     "GroupAdmin",
     "GroupConfig",
     "HaAdmin",
+    "KeyValue",
+    "KvEntry",
     "MemberClient",
     "NamesrvAdmin",
     "ProbeClient",
@@ -197,6 +207,7 @@ __all__ = [
     "PythonFilter",
     "QueryClient",
     "Reject",
+    "RevisionConflict",
     "ResendTarget",
     "ResetWhere",
     "ReplayClient",
@@ -211,6 +222,7 @@ __all__ = [
     "StaleReceipt",
     "StoredMessage",
     "TopicConfig",
+    "TableAdmin",
     "TraceClient",
     "TrackClient",
     "TransactionContext",

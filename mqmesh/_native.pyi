@@ -19,7 +19,13 @@ class Encoder:
         field_limits: _FieldLimits,
     ) -> None: ...
     def encode(
-        self, messages: Sequence[Message], max_body_bytes: int, is_one: bool, with_places: bool, /
+        self,
+        messages: Sequence[Message],
+        max_body_bytes: int,
+        is_one: bool,
+        with_places: bool,
+        prefix: str,
+        /,
     ) -> tuple[bytes, bool, bytes | None, bytes] | None: ...
 
 class Decoder:
@@ -33,7 +39,14 @@ class Decoder:
         field_limits: _FieldLimits,
     ) -> None: ...
     def decode(
-        self, payload: Buffer, count: int, topic: str, first_offset: int, batch: BatchInfo, /
+        self,
+        payload: Buffer,
+        count: int,
+        topic: str,
+        first_offset: int,
+        batch: BatchInfo,
+        shown: str,
+        /,
     ) -> list[StoredMessage] | None: ...
 
 class Field:

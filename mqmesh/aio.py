@@ -36,12 +36,14 @@ from mqmesh.sdk.aio.admin import (
     QueryClient,
     ReplayClient,
     SearchClient,
+    TableAdmin,
     TraceClient,
     TrackClient,
     TransactionAdmin,
 )
 from mqmesh.sdk.aio.app import App
 from mqmesh.sdk.aio.consumer import PullConsumer, PushConsumer
+from mqmesh.sdk.aio.key_value import KeyValue
 from mqmesh.sdk.aio.producer import Producer
 from mqmesh.sdk.aio.simple_consumer import SimpleConsumer
 from mqmesh.sdk.aio.transactions import TransactionListener, TransactionProducer
@@ -56,6 +58,7 @@ __all__ = [
     "DeadLetterClient",
     "DelayClient",
     "GroupAdmin",
+    "KeyValue",
     "Producer",
     "PullConsumer",
     "PushConsumer",
@@ -64,6 +67,7 @@ __all__ = [
     "ReplayClient",
     "SearchClient",
     "SimpleConsumer",
+    "TableAdmin",
     "TraceClient",
     "TrackClient",
     "HaAdmin",

@@ -27,12 +27,13 @@ The tree, by what the reader should do::
     │   ├── TopicNotFound, NoPermission, MessageIllegal, SystemBusy, GroupNotFound,
     │   ├── UnsupportedCommand, OffsetIllegal, ClientNotOnline,
     │   ├── StaleGeneration, StaleReceipt, FilterFailed, FilterUnknown, CancelRefused,
-    │   ├── SequenceConflict, StaleEpoch
+    │   ├── SequenceConflict, RevisionConflict, StaleEpoch
     │   └── BrokerNotAvailable
     │       └── NotMaster            only the group's master does it
     └── ClientError                  the SDK itself
         ├── NoRoute                  no name server knows a writable queue of the topic
         ├── TransactionConflict      a transaction had ended the other way before
+        ├── SendInDoubt              nobody knows any more whether an old send is stored
         ├── ClientClosed             used after close
         └── Reject                   raised by a listener: no retry helps this message
 
@@ -297,6 +298,31 @@ class SequenceConflict(BrokerError):
     """
 
 
+class RevisionConflict(BrokerError):
+    """Raised when a key of a table has another newest revision than a write expected.
+
+    Nothing was stored. Read the value again, and decide anew.
+
+    Args:
+        remark: The server's sentence.
+        code: The response code.
+        retry_after_ms: How long to wait before trying again, 0 when unsaid.
+        revision: The newest revision of the key; 0 for a key that was never there, or whose
+            tombstone is gone. A key that was deleted has the revision of its tombstone.
+    """
+
+    def __init__(
+        self,
+        remark: str,
+        *,
+        code: int | None = None,
+        retry_after_ms: int = 0,
+        revision: int = 0,
+    ) -> None:
+        super().__init__(remark, code=code, retry_after_ms=retry_after_ms)
+        self.revision = revision
+
+
 class ClientError(MQMeshError):
     """Raised when the SDK cannot go on by itself."""
 
@@ -309,6 +335,16 @@ class NoRoute(ClientError):
 
 class TransactionConflict(ClientError):
     """Raised when a transaction cannot end as it should, because it has ended otherwise before."""
+
+
+class SendInDoubt(ClientError):
+    """Raised when nobody knows any more whether a send is stored.
+
+    Either it was sent long ago: the broker has forgotten its producer, and the part of the log in
+    which its messages may have been was removed by retention, or may not be read. Or it is what was
+    made of messages, and no broker has answered as long as these were the consumer's: it is stored
+    if, and only if, they do not come again.
+    """
 
 
 class ClientClosed(ClientError):

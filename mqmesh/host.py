@@ -1,5 +1,6 @@
 """This machine: what identifies it, and where local sockets may stand."""
 
+import errno
 import hashlib
 import os
 import socket
@@ -17,6 +18,9 @@ MAX_SOCKET_PATH_BYTES: Final = 107
 
 _ENDED: Final = frozenset("ZXx")
 """States of processes that will do nothing more."""
+_UNIX_SOCKETS: Final = Path("/proc/net/unix")
+_HOST_CHARACTERS: Final = 40
+"""Of a host's name in that of an abstract socket, which has 107 bytes."""
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -148,6 +152,47 @@ def socket_path(owner: Path, name: str = "sock") -> Path:
             "bytes at most; choose a shorter data folder or a shorter TMPDIR"
         )
     return path
+
+
+def claim_port(host: str, port: int, folder: Path, worker: int) -> socket.socket:
+    """Claim a port that the workers of one gateway share: no other gateway may listen there, too.
+
+    The system lets all processes of a user share a port that its first one shares. Each worker has
+    a Unix socket for each port, whose abstract name says whose port it is; it goes with the
+    process, and is seen where the port is: in the same network namespace.
+
+    Args:
+        host: Where it listens.
+        port: The port.
+        folder: Of all workers of the gateway; it exists.
+        worker: Number of this one.
+
+    Returns:
+        What holds the claim until it is closed.
+
+    Raises:
+        OSError: A gateway of another folder has the port.
+    """
+    found = folder.stat()
+    common = f"mqmesh-gateway/{host[:_HOST_CHARACTERS]}/{port}/"
+    own = f"{common}{found.st_dev:x}.{found.st_ino:x}/"
+    claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        claim.bind(f"\0{own}{worker}")
+        # After the own claim: of two that begin at a time at least one sees the other.
+        with _UNIX_SOCKETS.open(encoding="utf-8", errors="replace") as sockets:
+            if any(f"@{common}" in line and f"@{own}" not in line for line in sockets):
+                raise OSError(
+                    errno.EADDRINUSE,
+                    f"workers of a gateway with another store_path_root_dir listen at port {port}; "
+                    "namesrv_port, broker_port_base and grpc_port of two gateways must differ",
+                )
+    except (FileNotFoundError, PermissionError):
+        return claim  # not Linux, or the system does not show its sockets
+    except BaseException:
+        claim.close()
+        raise
+    return claim
 
 
 def _takes_socket(path: Path) -> bool:

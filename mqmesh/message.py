@@ -53,6 +53,9 @@ SENT_BACK_TOPIC: Final = "RMQ_SYS_SENT_BACK_TOPIC"
 """Topic of marks for messages sent back: ``roles/broker/features/retries/sent_back_marks.py``."""
 STATE_TOPIC: Final = "RMQ_SYS_STATE_TOPIC"
 """Topic of a broker's state beside its messages; see ``roles/broker/state_records.py``."""
+CARRIED_TOPIC: Final = "RMQ_SYS_CARRIED_TOPIC"
+"""Topic of values of tables that outlive their place in the log; see
+``roles/broker/features/tables/carry.py``."""
 AUTO_CREATE_TOPIC: Final = "TBW102"
 """Never holds a message: brokers that create topics by themselves announce it as the pattern."""
 RETRY_PREFIX: Final = "%RETRY%"
@@ -67,11 +70,14 @@ RESERVED_TOPICS: Final = frozenset(
         DEAD_LETTER_MARKS_TOPIC,
         SENT_BACK_TOPIC,
         STATE_TOPIC,
+        CARRIED_TOPIC,
         AUTO_CREATE_TOPIC,
     }
 )
 
-HIDDEN_TOPICS: Final = frozenset({TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC, STATE_TOPIC})
+HIDDEN_TOPICS: Final = frozenset(
+    {TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC, STATE_TOPIC, CARRIED_TOPIC}
+)
 """No consumer may read them, and no query finds what is in them."""
 
 LONGEST_TOPIC: Final = max(len(RETRY_PREFIX), len(DLQ_PREFIX)) + MAX_GROUP_LENGTH

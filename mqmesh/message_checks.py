@@ -261,6 +261,15 @@ def check_properties(properties: dict[str, str]) -> None:
         raise InvalidArgument(
             f"properties must be a dict of str to str, not {describe(properties)}"
         )
+    # Nearly all are short and ASCII, where a character is a byte; the loop says what is wrong.
+    try:
+        text = "".join(chain(properties, properties.values()))
+    except TypeError:
+        is_short_ascii = False
+    else:
+        is_short_ascii = text.isascii() and len(text) <= MAX_PROPERTIES_BYTES
+    if is_short_ascii and "" not in properties:
+        return
     size = 0
     for name, value in properties.items():
         if not name:

@@ -202,10 +202,10 @@ class Labelled(Generic[_T]):
             How many owners each part looked at, and their samples; none of it takes long.
         """
         owners = iter(self._owners)
-        told = islice(owners, most)
+        first = islice(owners, most)
         while samples := [
             MetricSample(self._labels(one), _read(self._value(one)))
-            for one in islice(told, LABEL_SETS_PER_PAGE)
+            for one in islice(first, LABEL_SETS_PER_PAGE)
         ]:
             yield len(samples), samples
         labels: LabelValues = ()
@@ -333,9 +333,11 @@ class MetricBoard:
                         page, samples, looked = [], [], 0
                 folded += max(seen - self._most, 0)
                 page.append(MetricReading(metric, samples))
-        told = "sets of labels that this reading adds up as (other)"
+        help_text = "sets of labels that this reading adds up as (other)"
         page.append(
-            MetricReading(Metric(FOLDED, MetricKind.GAUGE, "", told), [MetricSample((), folded)])
+            MetricReading(
+                Metric(FOLDED, MetricKind.GAUGE, "", help_text), [MetricSample((), folded)]
+            )
         )
         yield page, False
 

@@ -38,6 +38,20 @@ def open_private(path: str, flags: int) -> int:
     return os.open(path, flags, FILE_MODE)
 
 
+def save_private(path: Path, text: str) -> None:
+    """Puts a file that only its owner may read in the place of the one that was there, durably.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    beside = path.with_name(f"{path.name}.new")
+    with open(beside, "w", encoding="utf-8", opener=open_private) as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+
+
 def make_private(*paths: Path) -> None:
     """Takes from others what they may do with files and folders of ours, and all in them.
 

@@ -116,7 +116,7 @@ has_tools() {
             "$1/bin/python" - "$ROOT" "$2" <<'PY'
 import importlib.util, pathlib, sys
 
-tools = ("h2", "hypothesis", "jinja2", "mypy", "psutil", "pytest", "pytest_timeout", "ruff", "selenium", "starlette", "uvicorn", "xdist")
+tools = ("h2", "hypothesis", "jinja2", "mypy", "psutil", "psycopg", "pytest", "pytest_timeout", "ruff", "selenium", "sqlalchemy", "starlette", "uvicorn", "xdist")
 if "spark" in sys.argv[2].split(","):
     tools += ("pyspark", "delta", "deltalake", "pyarrow", "duckdb", "matplotlib", "polars")
 if any(importlib.util.find_spec(tool) is None for tool in tools):
@@ -129,8 +129,9 @@ PY
 }
 
 # Tests that start processes mostly wait for them, so more run at once than there are cores. The
-# tests of a file stay together: they share their cluster.
-WORKERS=(-n "${MQMESH_TEST_WORKERS:-4}" --dist loadfile)
+# tests of a file stay together: they share their cluster. In order of their folders, so that the
+# last ones are short, and no worker is busy alone at the end.
+WORKERS=(-n "${MQMESH_TEST_WORKERS:-4}" --dist loadfile --no-loadscope-reorder)
 
 # step NAME COMMAND…: runs one step, remembers how it went; a failure does not stop the next ones.
 SUMMARY=()

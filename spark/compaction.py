@@ -20,7 +20,16 @@ from mqmesh.errors import ConfigError, StorageError
 from mqmesh.units import MIB
 
 from .settings import load_settings
-from .tables import INGESTS, KEYS, MESSAGES, PARTITIONS, open_table, require_table, table_path
+from .tables import (
+    INGESTS,
+    KEYS,
+    MESSAGES,
+    PARTITIONS,
+    dataset_of,
+    open_table,
+    require_table,
+    table_path,
+)
 
 TRIES: Final = 5
 """Attempts of a commit, while an ingest commits to the same partition."""
@@ -153,7 +162,7 @@ def _check(archive: str, name: str, table: DeltaTable) -> None:
     if version is None:
         raise StorageError(f"{archive}: {HISTORY} commits came before a compaction was checked")
     old, new = (
-        DeltaTable(table_path(archive, name), version=number).to_pyarrow_dataset()
+        dataset_of(DeltaTable(table_path(archive, name), version=number))
         for number in (version - 1, version)
     )
     before, after = ({one.path: one for one in found.get_fragments()} for found in (old, new))

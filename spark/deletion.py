@@ -22,7 +22,7 @@ from mqmesh.units import MIB
 from .addition import COMMITS, action_of
 from .partition_files import NewFile, PartitionFiles, check_files, delete_files
 from .settings import load_settings
-from .tables import KEYS, MESSAGES, PARTITIONS, require_table, table_path
+from .tables import KEYS, MESSAGES, PARTITIONS, dataset_of, require_table, table_path
 
 TRIES: Final = 5
 """Attempts to replace files, while others compact or delete."""
@@ -69,7 +69,7 @@ def delete_rows(
     place = table_path(archive, name)
     for _ in range(TRIES):
         table = require_table(archive, name)
-        dataset = table.to_pyarrow_dataset()
+        dataset = dataset_of(table)
         gone: dict[str, int] = {}
         with PartitionFiles(
             place,

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from mqmesh.errors import ConfigError
 from mqmesh.units import MIB
 
-from .tables import MESSAGES, require_table
+from .tables import MESSAGES, dataset_of, require_table
 
 ROWS_AT_ONCE: Final = 50_000
 BYTES_AT_ONCE: Final = 32 * MIB
@@ -73,7 +73,7 @@ def write_parquet(archive: str, topic: str, since: str, until: str, target: str)
 
 
 def _batches(archive: str, topic: str, since: str, until: str) -> Iterator[pa.Table]:
-    dataset = require_table(archive, MESSAGES).to_pyarrow_dataset()
+    dataset = dataset_of(require_table(archive, MESSAGES))
     wanted = ds.field("topic") == topic
     if since:
         wanted &= ds.field("dt") >= _day(since)

@@ -22,9 +22,9 @@ _LIBRARIES: Final = {
 }
 """First part of a module's name -> the library; deltalake calls its own module ``_internal``."""
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
-_SAID_BY_S3: Final = re.compile(r"<Message>([^<]+)</Message>")
+_S3_MESSAGE: Final = re.compile(r"<Message>([^<]+)</Message>")
 _BEFORE_CAUSE: Final = re.compile(r'(?:Caused by)?: |Exception in thread "[^"]*" ')
-_SAYS_NOTHING: Final = (
+_NO_CAUSE: Final = (
     "Error: Could not create the Java Virtual Machine.",
     "Error: A fatal exception has occurred.",
 )
@@ -57,9 +57,11 @@ def last_cause(lines: Iterable[str]) -> str:
     Returns:
         A line without the words before the cause; empty if there is none.
     """
-    said = [line for line in lines if line.strip() and not line.startswith(("\t", *_SAYS_NOTHING))]
-    causes = [line for line in said if _BEFORE_CAUSE.match(line)]
-    chosen = causes[-1] if causes else next(iter(said), "")
+    candidates = [
+        line for line in lines if line.strip() and not line.startswith(("\t", *_NO_CAUSE))
+    ]
+    causes = [line for line in candidates if _BEFORE_CAUSE.match(line)]
+    chosen = causes[-1] if causes else next(iter(candidates), "")
     before = _BEFORE_CAUSE.match(chosen)
     return chosen[before.end() if before else 0 :].strip()
 
@@ -74,17 +76,26 @@ def place_error(error: OSError, what: str) -> StorageError:
     if error.strerror:
         return storage_error(error, what)
     lines = [line.strip(" \u21b3") for line in _COLOUR.sub("", str(error)).splitlines()]
-    said = _SAID_BY_S3.search(str(error))
-    cause = said[1] if said else ": ".join([line for line in lines if line][-2:])
+    message = _S3_MESSAGE.search(str(error))
+    cause = message[1] if message else ": ".join([line for line in lines if line][-2:])
     return StorageError(f"{what}: {cause}")
 
 
 @contextmanager
-def errors_of_libraries() -> Iterator[None]:
-    """Turns errors of Spark, Delta Lake and Arrow into errors of ours; bugs of ours pass."""
+def errors_of_libraries(what: str = "cannot reach the archive") -> Iterator[None]:
+    """Turns errors of Spark, Delta Lake and Arrow into errors of ours.
+
+    Bugs of ours pass, and errors of the system, which name the file.
+
+    Args:
+        what: What could not be done, the beginning of a sentence about a bucket.
+    """
     try:
         yield
     except Exception as error:
+        # Delta Lake's about a bucket is Python's own class, with a text and no number.
+        if isinstance(error, OSError) and not error.strerror:
+            raise place_error(error, what) from error
         if not _library(error):
             raise
         raise as_mqmesh_error(error) from error
@@ -98,7 +109,7 @@ def errors_of_place(what: str) -> Iterator[None]:
         what: What could not be done, the beginning of a sentence.
     """
     try:
-        with errors_of_libraries():
+        with errors_of_libraries(what):
             yield
     except OSError as error:
         raise place_error(error, what) from error

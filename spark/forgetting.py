@@ -27,6 +27,7 @@ from .tables import (
     ArchivedTopic,
     by_topic,
     by_topic_and_day,
+    dataset_of,
     key_hash,
     open_table,
     require_table,
@@ -160,11 +161,11 @@ def choose(
             )
         condition &= (ds.field("key_hash") == key_hash(key)) & (ds.field("key") == key)
     by_place = bool(key or message_id)
-    choice = _choice(table.to_pyarrow_dataset(), condition, by_place=by_place)
+    choice = _choice(dataset_of(table), condition, by_place=by_place)
     keys = None if key or choice.messages else open_table(archive, KEYS)
     if keys is not None:
         # A command that was stopped leaves keys of messages that are gone.
-        return _choice(keys.to_pyarrow_dataset(), condition, by_place=by_place)
+        return _choice(dataset_of(keys), condition, by_place=by_place)
     return choice
 
 
@@ -268,7 +269,8 @@ def _days_before(archive: str, before: date) -> set[tuple[str, date]]:
     found: set[tuple[str, date]] = set()
     for table in (require_table(archive, MESSAGES), open_table(archive, KEYS)):
         if table is not None:
-            dataset = table.to_pyarrow_dataset()
-            batches = dataset.to_batches(filter=ds.field("dt") < before, columns=["topic", "dt"])
+            batches = dataset_of(table).to_batches(
+                filter=ds.field("dt") < before, columns=["topic", "dt"]
+            )
             found |= by_topic_and_day(batches).keys()
     return found

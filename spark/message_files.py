@@ -3,8 +3,9 @@
 from collections.abc import Callable, Iterable, Sequence
 from datetime import date, timedelta
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import msgspec
 import pyarrow as pa
 
 from mqmesh.batch.record_batch import BatchHeader
@@ -74,6 +75,21 @@ def write_messages(
                     on_read(shown, runs.count)
         runs.flush()
         return files.close()
+
+
+def do_task(task: ReadTask, **options: Any) -> bytes:
+    """Does a task in a process of Spark, which loads no more than this module needs.
+
+    Args:
+        task: Range of a snapshot's log.
+        options: Arguments of ``write_messages``.
+
+    Returns:
+        JSON of a list of ``NewFile``.
+    """
+    # Arrow's own allocators keep 20 MB more of what was freed.
+    pa.set_memory_pool(pa.system_memory_pool())
+    return msgspec.json.encode(write_messages([task], **options))
 
 
 class _Runs:

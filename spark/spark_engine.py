@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -18,9 +18,9 @@ from .addition import Addition
 from .engine import OnProgress, Progress
 from .failures import NOT_STARTED
 from .local_engine import LocalEngine, selection_of
-from .message_files import SCHEMA, write_messages
+from .message_files import SCHEMA, do_task
 from .partition_files import NewFile
-from .selection import ReadTask, Selection, plan
+from .selection import Selection, plan
 from .settings import load_settings
 from .tables import MESSAGES, LogStretch
 
@@ -46,7 +46,7 @@ class SparkEngine(LocalEngine):
         wanted = selection_of(stretch, wanted)
         tasks = plan(str(snapshot.directory.absolute()), wanted)
         write = partial(
-            _write,
+            do_task,
             wanted=wanted,
             place=addition.place,
             broker=stretch.broker,
@@ -83,11 +83,6 @@ class SparkEngine(LocalEngine):
                 found = tracker.getStageInfo(stage)
                 if found is not None:
                     on_progress(Progress(done=found.numCompletedTasks, total=found.numTasks))
-
-
-def _write(task: ReadTask, **options: Any) -> bytes:
-    """Does a task, in a process of Spark."""
-    return msgspec.json.encode(write_messages([task], **options))
 
 
 def _decode(files: bytes) -> list[NewFile]:

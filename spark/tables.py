@@ -205,7 +205,7 @@ def ingests_of(archive: str) -> list[Ingest]:
     table = open_table(archive, INGESTS)
     if table is None:
         return []
-    rows = table.to_pyarrow_table(columns=list(Ingest.__struct_fields__)).to_pylist()
+    rows = dataset_of(table).to_table(list(Ingest.__struct_fields__)).to_pylist()
     return [Ingest(**row) for row in rows]
 
 
@@ -247,7 +247,7 @@ def days(archive: str) -> list[ArchivedDay]:
 
 def topics(archive: str) -> list[ArchivedTopic]:
     """Counts the messages of each topic; it reads one small column of all files."""
-    dataset = require_table(archive, MESSAGES).to_pyarrow_dataset()
+    dataset = dataset_of(require_table(archive, MESSAGES))
     return by_topic(dataset.to_batches(columns=["topic", "dt"]))
 
 
@@ -288,7 +288,7 @@ def dataset_of(table: DeltaTable, where: str = "") -> ds.FileSystemDataset:
     """Returns the rows of a table, which Arrow reads by itself where they are on this machine.
 
     Delta Lake's own way leads through Python: slower, and where Arrow still reads ahead when the
-    process ends, it aborts.
+    process ends, it aborts or hangs. So a scan of a bucket is read to its end, see ``rows_where``.
 
     Args:
         table: Table to read.
@@ -304,6 +304,12 @@ def dataset_of(table: DeltaTable, where: str = "") -> ds.FileSystemDataset:
 def rows_where(
     table: DeltaTable, condition: ds.Expression | None, columns: list[str] | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Yields rows that fulfil a condition, as they are met."""
-    for batch in dataset_of(table).to_batches(filter=condition, columns=columns):
-        yield from batch.to_pylist()
+    """Yields rows that fulfil a condition, as they are met; a caller may stop at any of them.
+
+    A group of rows is read to its end before the next one is begun: of a scan that is left early,
+    threads would read on while the process ends, for a bucket by way of Python.
+    """
+    dataset = dataset_of(table)
+    for file in dataset.get_fragments(filter=condition):
+        for group in file.split_by_row_group(filter=condition, schema=dataset.schema):
+            yield from group.to_table(dataset.schema, columns, filter=condition).to_pylist()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import shutil
 import signal
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,17 @@ for _signal, _handler in (
         signal.signal(_signal, _handler)
 
 ROOT = Path(__file__).resolve().parent.parent
-SHARED = "tests/process/console/"
+
+
+def _scope_of(file: str) -> str:
+    """Return what has its tests run by one worker: a file, or files that share what costs much."""
+    if file.startswith("tests/process/console/"):  # A cluster and a browser.
+        return "tests/process/console/"
+    # A tree of each source of the project. The others of that folder start programs.
+    if file.startswith("tests/tidy/") and not file.endswith(("packaging.py", "types.py")):
+        return "tests/tidy/"
+    return file
+
 
 # For the programs of tests/harness and benchmarks/rows, which run in processes of their own.
 os.environ["PYTHONPATH"] = os.pathsep.join(
@@ -73,8 +85,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            file = super()._split_scope(nodeid)
-            return SHARED if file.startswith(SHARED) else file
+            return _scope_of(super()._split_scope(nodeid))
 
     return Scheduling(config, log)
 
@@ -96,6 +107,19 @@ def project_root() -> Path:
 def data_dir() -> Path:
     """The folder tests/data, which keeps a golden file of every format version for ever."""
     return ROOT / "tests" / "data"
+
+
+@pytest.fixture
+def load_archive_benchmark(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
+    """Import modules of `benchmarks/archive`, which are not installed, by their short names."""
+    folder = ROOT / "benchmarks" / "archive"
+    names = [path.stem for path in folder.glob("*.py")]
+    monkeypatch.syspath_prepend(str(folder))
+    for name in names:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    yield importlib.import_module
+    for name in names:
+        sys.modules.pop(name, None)
 
 
 @pytest.fixture

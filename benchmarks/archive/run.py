@@ -101,9 +101,9 @@ def _figures(folder: Path, size: Sizes) -> Iterator[Figure]:
     used, _ = mqmesh(folder, "archive", "ingest", stored.all, "--to", local, "--engine", "local")
     shutil.rmtree(local)
     yield from local_figures(used, size.orders)
-    yield from _look_ups(folder, archive, size)
+    yield from look_ups(folder, archive, size)
     yield _sizes_of(stored.all, archive, size.orders)
-    yield _once(folder, stored.some, stored.all, archive, size.orders)
+    yield taken_once(folder, stored.some, stored.all, archive, size.orders)
     _say("loading the core")
     modules, failures = program(folder, "core_modules.py", JAVA_HOME="", PATH="")
     yield core_figure(modules, failures)
@@ -120,7 +120,8 @@ def _content(folder: Path, snapshot: Path, size: Sizes) -> Figure:
     return content_figure(Content(count, hashed, query_s), by_dump, size.compared)
 
 
-def _once(folder: Path, some: Path, whole: Path, archive: Path, count: int) -> Figure:
+def taken_once(folder: Path, some: Path, whole: Path, archive: Path, count: int) -> Figure:
+    """Takes snapshots in that are there already, and counts."""
     _say("taking the same in again")
     mqmesh(folder, "archive", "ingest", whole, some, whole, "--to", archive)
     _say("counting")
@@ -129,7 +130,8 @@ def _once(folder: Path, some: Path, whole: Path, archive: Path, count: int) -> F
     return once_figure(report["rows"], report["sound"], count)
 
 
-def _look_ups(folder: Path, archive: Path, size: Sizes) -> list[Figure]:
+def look_ups(folder: Path, archive: Path, size: Sizes) -> list[Figure]:
+    """Looks messages up by key and by id, and counts by SQL."""
     _say("looking messages up")
     keys = [key_of(size.orders * (2 * one + 1) // (2 * size.looks)) for one in range(size.looks)]
     by_key = [
@@ -141,11 +143,11 @@ def _look_ups(folder: Path, archive: Path, size: Sizes) -> list[Figure]:
         mqmesh(folder, "archive", "find", archive, "--id", row["message_id"], "--json")
         for row in rows
     ]
-    hits = sum(row["keys"] == [key] for row, key in zip(rows, keys, strict=True))
+    hits = sum(key in row["keys"] for row, key in zip(rows, keys, strict=True))
     same = sum(json.loads(text) == row for (_, text), row in zip(by_id, rows, strict=True))
     _say("counting by SQL")
     _, text = mqmesh(folder, "archive", "status", archive, "--json")
-    one = max(json.loads(text)["partitions"], key=lambda one: one["rows"])
+    one = max(json.loads(text)["days"], key=lambda one: one["rows"])
     query = f"select count(*) as n from messages where topic = '{TOPIC}' and dt = '{one['dt']}'"
     used, text = mqmesh(folder, "archive", "sql", archive, query, "--json")
     return [

@@ -20,9 +20,10 @@ from mqmesh.message import Message, StoredMessage
 from mqmesh.protocol.messaging import SendStatus
 from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.client.options import ClientOptions
+from mqmesh.sdk.consumer.push_consumer import PushConsumer
 from mqmesh.sdk.consumer.simple_consumer import SimpleConsumer
 from mqmesh.sdk.producer.send_result import SendFuture
-from rows.consumers import consume
+from rows.consumers import LISTENER_MESSAGES, consume
 from rows.producers import (
     CHUNKS_UNCHECKED,
     FUTURES_A_CHUNK,
@@ -37,6 +38,7 @@ LEAST_BODY_BYTES: Final = 32
 MOST_BODY_BYTES: Final = 224
 MAX_HELD_MS: Final = 600_000
 """Length of leases that last over a whole run."""
+BILLS: Final = "bench-bills"
 SHORT_LEASE_MS: Final = 5_000
 """Length of leases that end in a run."""
 POOL_ORDERS: Final = 1_000
@@ -214,6 +216,82 @@ def receive_orders(
     return report
 
 
+def process_queue_orders(task: Task) -> Report:
+    """A consumer in order that makes a message of each, stored together with its progress."""
+    with AdminClient(task.address) as admin:
+        admin.create_topic(BILLS, queues=task.queue_count)
+    made: list[int] = []
+    reports: list[Report] = []
+    lock, done = threading.Lock(), threading.Event()
+
+    def bill(messages: list[StoredMessage]) -> None:
+        _read_orders(messages)
+        with consumer.processing(messages) as out:
+            for one in messages:
+                out.send(Message(BILLS, one.body, one.tag, one.keys))
+        with lock:
+            made.append(len(messages))
+            count = sum(made)
+            if count >= task.message_count and not reports:
+                reports.append(watch.report(count, faults=missing(count, task.message_count)))
+                done.set()
+
+    consumer = PushConsumer(
+        GROUP,
+        namesrv_addr=task.address,
+        client=ClientOptions(use_ipc=task.use_ipc),
+        consume_from_where="FIRST_OFFSET",
+        consume_orderly=True,
+        consume_message_batch_max_size=LISTENER_MESSAGES,
+        pull_threshold_for_queue=4 * LISTENER_MESSAGES,
+        consume_concurrently_max_span=8 * LISTENER_MESSAGES,
+    )
+    consumer.subscribe(TOPIC, listener=bill)
+    wait_go()
+    watch = Stopwatch()
+    consumer.start()
+    done.wait()
+    consumer.close()
+    return reports[0]
+
+
+def process_orders(task: Task) -> Report:
+    """Two simple consumers that make a message of each, stored together with their progress."""
+    with AdminClient(task.address) as admin:
+        admin.create_topic(BILLS, queues=task.queue_count)
+    made: list[int] = []
+    done = threading.Event()
+
+    def work(consumer: SimpleConsumer) -> None:
+        while not done.is_set():
+            found = consumer.receive(500, wait_ms=500)
+            if not found:
+                continue
+            _read_orders(found)
+            with consumer.processing(found) as out:
+                for one in found:
+                    out.send(Message(BILLS, one.body, one.tag, one.keys))
+            made.append(len(found))
+            if sum(made) >= task.message_count:
+                done.set()
+
+    consumers = [_simple_consumer(task) for _ in range(2)]
+    for consumer in consumers:
+        consumer.start()
+    wait_go()
+    watch = Stopwatch()
+    threads = [threading.Thread(target=work, args=(consumer,)) for consumer in consumers]
+    for thread in threads:
+        thread.start()
+    done.wait()
+    report = watch.report(sum(made), faults=missing(sum(made), task.message_count))
+    for thread in threads:
+        thread.join()
+    for consumer in consumers:
+        consumer.close()
+    return report
+
+
 def redeliver_orders(task: Task) -> Report:
     """Leases that end: the latency is the time until another member has the messages."""
     slow, quick = _simple_consumer(task), _simple_consumer(task)
@@ -280,8 +358,10 @@ PROGRAMS: Final[dict[str, Callable[[Task], Report]]] = {
     "receive_1_orders": partial(receive_orders, most=1, members=64),
     "receive_held_orders": partial(receive_orders, most=500, members=2, held=1),
     "receive_crowd_orders": partial(
-        receive_orders, most=10, members=200, pause_s=0.002, evenly=True
+        receive_orders, most=10, members=200, pause_s=0.02, evenly=True
     ),
+    "process_orders": process_orders,
+    "process_queue_orders": process_queue_orders,
     "redeliver_orders": redeliver_orders,
 }
 

@@ -21,6 +21,14 @@ from rows.workload import GO, READY, Report, Task
 READY_TIMEOUT_S: Final = 30.0
 STOP_TIMEOUT_S: Final = 10.0
 TAIL_CHARACTERS: Final = 2_000
+MODULES: Final = (
+    ("_labelled", "labelled"),
+    ("_orders", "orders"),
+    ("_priority", "priorities"),
+    ("_table", "tables"),
+    ("_foreign", "foreign"),
+)
+"""Ends of the kinds of tasks that have a module of their own."""
 
 _PR_SET_PDEATHSIG: Final = 1
 _INTERRUPTS: Final = (signal.SIGINT, signal.SIGTERM)
@@ -193,12 +201,7 @@ class Crew:
     def client(self, task: Task) -> Child:
         """Starts a program that uses mqmesh."""
         module = "consumers" if task.kind.startswith("drain") else "producers"
-        if task.kind.endswith("_labelled"):
-            module = "labelled"
-        if task.kind.endswith("_orders"):
-            module = "orders"
-        if task.kind.endswith("_priority"):
-            module = "priorities"
+        module = next((one for end, one in MODULES if task.kind.endswith(end)), module)
         return self._start(task.kind, f"rows.{module}", task)
 
     def role(

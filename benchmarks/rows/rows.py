@@ -9,6 +9,7 @@ import msgspec
 from rows.catch_up_sides import limit_catch_up, product_catch_up, product_catch_up_loaded
 from rows.delay_sides import product_delay_accuracy, product_delay_drain
 from rows.figure_sides import product_scrape
+from rows.gateway_sides import product_gateway
 from rows.labelled import SQL, TAGS
 from rows.replica_sides import (
     limit_replicated,
@@ -215,10 +216,26 @@ def _receive_rows() -> list[Row]:
             least_ratio=0.95,
         ),
         Row(
+            name="processing",
+            unit="msg/s",
+            what="a message made of each, stored with the progress in order, against both_order",
+            product=received("process_queue_orders", 1_000_000),
+            limit=partial(product_both, "produce_orders", "drain_orders", load),
+            least_ratio=0.5,
+        ),
+        Row(
+            name="processing_each",
+            unit="msg/s",
+            what="as receive_order, and a message made of each, stored with it, against both_order",
+            product=received("process_orders", 500_000),
+            limit=partial(product_both, "produce_orders", "drain_orders", load),
+        ),
+        Row(
             name="receive_crowd",
             unit="msg/s",
-            what="200 members on 4 queues, 2 ms of work a message; none gets twice another's share",
-            product=received("receive_crowd_orders", 200_000),
+            # With less work the members wait for the lock of their interpreter, not for messages.
+            what="200 members on 4 queues, 20 ms of work each; none gets twice another's share",
+            product=received("receive_crowd_orders", 100_000),
         ),
         Row(
             name="redelivery",
@@ -262,6 +279,34 @@ def _life_rows() -> list[Row]:
             what="share of the lowest priority beside a backlog of the highest, fairness 10",
             product=partial(latency, partial(product_alone, "fair_priority", load), 50.0),
             least=9,
+        ),
+    ]
+
+
+def _table_rows() -> list[Row]:
+    """Tables of keys and values: 100,000 keys."""
+    load = Load(messages=300_000)
+    return [
+        Row(
+            name="kv_put",
+            unit="keys/s",
+            what="values of 128 B, 500 a request, one client",
+            product=partial(product_alone, "put_table", load),
+            least=50_000,
+        ),
+        Row(
+            name="kv_get",
+            unit="us p50",
+            what="one read of a key after the other",
+            product=partial(latency, partial(product_alone, "get_table", load), 50.0),
+            most=400,
+        ),
+        Row(
+            name="kv_get_many",
+            unit="keys/s",
+            what="reads of 1,000 keys, one client",
+            product=partial(product_alone, "get_many_table", load),
+            least=200_000,
         ),
     ]
 
@@ -739,6 +784,45 @@ def _slave_rows() -> list[Row]:
     ]
 
 
+def _gateway_rows() -> list[Row]:
+    one = Load(messages=2_000, body_bytes=200, batch_messages=1, window=1)
+    many = Load(messages=20_000, body_bytes=200, batch_messages=1, window=IN_FLIGHT)
+    stored = Load(messages=200_000, body_bytes=200)
+    lone = partial(product_gateway, "send_remoting_foreign", one)
+    native = partial(product_produce, "send_sync", one)
+    return [
+        Row(
+            name="gateway_sync_send",
+            unit="us p50",
+            what="one send of RocketMQ's kind after the other by a gateway, against a native one",
+            product=partial(latency, lone, 50.0),
+            limit=partial(latency, native, 50.0),
+            most=1_500.0,
+        ),
+        Row(
+            name="gateway_send",
+            unit="us CPU/msg",
+            what="processor time of a gateway, sends by remoting, 64 in flight",
+            product=partial(product_gateway, "send_remoting_foreign", many),
+            least_extra={"msg_per_s": 12_000.0},
+        ),
+        Row(
+            name="gateway_pull",
+            unit="us CPU/msg",
+            what="processor time of a gateway, pulls of 32 messages by remoting",
+            product=partial(product_gateway, "pull_remoting_foreign", stored),
+            least_extra={"msg_per_s": 60_000.0},
+        ),
+        Row(
+            name="gateway_grpc_send",
+            unit="us CPU/msg",
+            what="processor time of a gateway, sends by gRPC, 64 in flight",
+            product=partial(product_gateway, "send_grpc_foreign", many),
+            most=160.0,
+        ),
+    ]
+
+
 def _memory_rows() -> list[Row]:
     return [
         Row(
@@ -767,6 +851,7 @@ ROWS: Final = {
         *_order_rows(),
         *_receive_rows(),
         *_life_rows(),
+        *_table_rows(),
         *_latency_rows(),
         *_other_rows(),
         *_topic_rows(),
@@ -777,6 +862,7 @@ ROWS: Final = {
         *_filter_rows(),
         *_replica_rows(),
         *_slave_rows(),
+        *_gateway_rows(),
         *_memory_rows(),
         *_secure_rows(),
         *_counting_rows(),

@@ -11,6 +11,7 @@ import msgspec
 from mqmesh.config import MAX_FILE_BYTES
 from mqmesh.errors import ConfigError
 from mqmesh.message import TRACE_TOPIC
+from mqmesh.namespaces import add_namespace
 from mqmesh.roles.process import ExitCode
 from mqmesh.sdk.admin.access import AccessClient, AccessListState
 from mqmesh.sdk.client.options import find_credentials
@@ -114,6 +115,7 @@ def key() -> None:
 @click.option("--role", type=click.Choice([one.value for one in UserRole]), default="none")
 @click.option("--broker", multiple=True, metavar="NAME", help="Broker group, for role broker.")
 @click.option("--expires", type=DAY, help="First day, by UTC, on which nobody is it any more.")
+@click.option("--within", "namespace", metavar="NAMESPACE", default="", help="Confines it to one.")
 @cluster_options
 def add(
     name: str,
@@ -125,6 +127,7 @@ def add(
     role: str,
     broker: tuple[str, ...],
     expires: datetime.datetime | None,
+    namespace: str,
     namesrv: str,
 ) -> int:
     """Add a user, and write a key file for it.
@@ -136,6 +139,7 @@ def add(
       mqmesh user add shop --pub 'orders*' --sub payments --group billing -o shop.toml
       mqmesh user add watcher --role view -o watcher.toml
       mqmesh user add guest --pub orders --expires 2027-12-31 -o guest.toml
+      mqmesh user add shop-api --within shop --pub 'shop%*' -o shop-api.toml
     """
     rules = [
         Rule([action], list(topics), list(groups))
@@ -147,7 +151,8 @@ def add(
         if topics or groups
     ]
     if rules:
-        rules.append(Rule([Action.PUB, Action.CREATE], [TRACE_TOPIC]))
+        trace = add_namespace(namespace, TRACE_TOPIC)
+        rules.append(Rule([Action.PUB, Action.CREATE], [trace]))
 
     def change(now: AccessList) -> AccessList:
         if any(one.name == name for one in now.user):
@@ -159,6 +164,7 @@ def add(
             UserRole(role),
             expires=None if expires is None else expires.date(),
             brokers=list(broker),
+            namespace=namespace,
             allow=rules,
         )
         return now.with_user(new)
@@ -210,7 +216,7 @@ def disable(name: str, namesrv: str) -> int:
 @NAME
 @cluster_options
 def enable(name: str, namesrv: str) -> int:
-    """Let whoever has its key be this user again.
+    """Let clients with its key be this user again.
 
     \b
     Examples:
@@ -234,9 +240,9 @@ def expire(name: str, day: datetime.datetime | None, never: bool, namesrv: str) 
     """
     if never == (day is not None):
         raise ConfigError("say a day, as 2027-12-31, or --never")
-    said = "does not expire" if day is None else f"expires on {day.date()}"
+    summary = "does not expire" if day is None else f"expires on {day.date()}"
     expires = None if day is None else day.date()
-    return _set(namesrv, name, f"user {name} {said}", expires=expires)
+    return _set(namesrv, name, f"user {name} {summary}", expires=expires)
 
 
 @user.command()
@@ -288,8 +294,8 @@ def quota(
     wanted = Quota(send_messages, send_bytes, read_messages, read_bytes, connections)
     if is_none == (wanted != Quota()):
         raise ConfigError("say what to limit, or --none")
-    said = "no quota" if is_none else "this quota"
-    return _set(namesrv, name, f"user {name} has {said}", quota=None if is_none else wanted)
+    summary = "no quota" if is_none else "this quota"
+    return _set(namesrv, name, f"user {name} has {summary}", quota=None if is_none else wanted)
 
 
 @user.command("rotate-key")
@@ -374,10 +380,10 @@ def apply(file: Path, dry_run: bool, namesrv: str) -> int:
         raise ConfigError(f"{file}: the access list cannot be read: {reason}") from error
     edited = read_access_list(text, str(file), _today())
     if dry_run:
-        said = f"{file} could be applied: {len(edited.user)} users"
-        _print_change(said, edited.version, [])
+        summary = f"{file} could be applied: {len(edited.user)} users"
+        _print_change(summary, edited.version, [])
         return ExitCode.OK
-    new = AccessList(edited.version + 1, edited.user)
+    new = AccessList(edited.version + 1, edited.user, edited.namespace)
     return _put(namesrv, new, f"the access list is version {new.version}")
 
 
@@ -388,7 +394,7 @@ def apply(file: Path, dry_run: bool, namesrv: str) -> int:
 @click.option("--group", default="", help="As this group; for SUB and FILTER.")
 @cluster_options
 def check(name: str, action: str, topic: str, group: str, namesrv: str) -> int:
-    """Tell what a user may do, and by which rule; exit code 1 if it may not.
+    """Show what a user may do, and by which rule; exit code 1 if it may not.
 
     \b
     Examples:
@@ -483,32 +489,32 @@ def _write_keys(output: Path, name: str, namesrv: str) -> str:
     return made.public_key
 
 
-def _set(namesrv: str, name: str, said: str, **fields: Any) -> int:
+def _set(namesrv: str, name: str, summary: str, **fields: Any) -> int:
     return _change(
         namesrv,
         lambda now: now.with_user(msgspec.structs.replace(now.find(name), **fields)),
-        said,
+        summary,
     )
 
 
-def _change(namesrv: str, change: Callable[[AccessList], AccessList], said: str) -> int:
-    return _put(namesrv, change(_read(namesrv)), said)
+def _change(namesrv: str, change: Callable[[AccessList], AccessList], summary: str) -> int:
+    return _put(namesrv, change(_read(namesrv)), summary)
 
 
-def _put(namesrv: str, new: AccessList, said: str) -> int:
+def _put(namesrv: str, new: AccessList, summary: str) -> int:
     text = write_access_list(new)
     read_access_list(text, "access list", _today())  # as the servers will
     with AccessClient(namesrv) as client:
         failed = client.put_access_list(text, new.version - 1)
-    _print_change(said, new.version, failed)
+    _print_change(summary, new.version, failed)
     return ExitCode.FAILED if failed else ExitCode.OK
 
 
-def _print_change(said: str, version: int, failed: Sequence[AccessListState]) -> None:
+def _print_change(summary: str, version: int, failed: Sequence[AccessListState]) -> None:
     behind = [{"where": one.where, "problem": one.problem} for one in failed]
-    if not print_answer({"done": said, "version": version, "failed": behind}):
+    if not print_answer({"done": summary, "version": version, "failed": behind}):
         return
-    say(said)
+    say(summary)
     for one in failed:
         print_note(f"{one.where} has the former list still: {one.problem}")
 

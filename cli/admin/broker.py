@@ -200,8 +200,8 @@ def clean(name: str, dry_run: bool, namesrv: str) -> None:
     with BrokerAdmin(namesrv) as admin:
         done = clean_view(name, admin.clean(name, dry_run=dry_run), dry_run=dry_run)
     size = sum(one.size for one in done.segments)
-    word = "would go" if dry_run else "went"
-    line = f"{len(done.segments)} segments of {size:,} bytes {word}: {done.reason}"
+    verb = "would go" if dry_run else "went"
+    line = f"{len(done.segments)} segments of {size:,} bytes {verb}: {done.reason}"
     table = [Table(_CLEANED, done.topics)] if done.topics else []
     if print_answer(done, line, *table) and done.more_topics:
         print_note(f"and {done.more_topics} topics that lose fewer messages")

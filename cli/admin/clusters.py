@@ -97,7 +97,7 @@ _REPORT: Final = (
 
 @click.group(cls=LazyGroup, places=_LAZY)
 def cluster() -> None:
-    """Clusters as their name servers know them, whoever started them.
+    """Clusters as their name servers know them, however they were started.
 
     \b
     Examples:
@@ -160,7 +160,7 @@ def _load(namesrv: str, endpoint: str) -> Readings | None:
 @_check
 @cluster_options
 def report(check: bool, namesrv: str) -> int:
-    """Tell per broker what it did in 24 hours, what it holds, and who its clients are.
+    """Show per broker what it did in 24 hours, what it holds, and its clients.
 
     With --json, for reports that are kept.
 

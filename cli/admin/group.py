@@ -583,24 +583,24 @@ def _setting_lines(group: str, brokers: Sequence[GroupBrokerView]) -> list[str]:
 
 def _policies(one: GroupBrokerView) -> str:
     """Return the policies that are not the default, for people."""
-    said = []
+    texts = []
     if one.retry_delays:
-        said.append(f"retry delays {one.retry_delays}")
+        texts.append(f"retry delays {one.retry_delays}")
     if one.dead_letter != KEEP:
-        said.append(f"dead letters: {one.dead_letter}")
+        texts.append(f"dead letters: {one.dead_letter}")
     if one.delivery != DeliveryMode.QUEUE:
-        said.append(
+        texts.append(
             f"acknowledges each message, {duration(one.invisible_ms)} a lease, up to "
             f"{one.max_unsettled:,} unsettled a queue"
         )
     if one.priority_fairness:
-        said.append(f"each {one.priority_fairness:,}. receive begins with the oldest message")
+        texts.append(f"each {one.priority_fairness:,}. receive begins with the oldest message")
     if one.max_messages_per_s:
-        said.append(f"at most {one.max_messages_per_s:,} messages/s")
+        texts.append(f"at most {one.max_messages_per_s:,} messages/s")
     if one.paused_until:
-        said.append(f"paused until {_until(one.paused_until)}")
-    said += [f"{topic} paused until {_until(ms)}" for topic, ms in one.paused_topics.items()]
-    return "".join(f", {text}" for text in said)
+        texts.append(f"paused until {_until(one.paused_until)}")
+    texts += [f"{topic} paused until {_until(ms)}" for topic, ms in one.paused_topics.items()]
+    return "".join(f", {text}" for text in texts)
 
 
 def _until(ms: int) -> str:

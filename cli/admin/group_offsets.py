@@ -172,7 +172,9 @@ def _carry_out(name: str, move: Callable[[bool], OffsetMoves], *, dry_run: bool,
 
 def _print_moves(moves: OffsetMovesView) -> None:
     Table(_MOVES, moves.queues).print()
-    counts = f"{moves.reread:,} messages again and {{}} {moves.skipped:,}; {moves.members_told:,}"
+    counts = (
+        f"{moves.reread:,} messages again and {{}} {moves.skipped:,}; {moves.members_notified:,}"
+    )
     if moves.dry_run:
         text = f"would read {counts.format('skip')} members would be notified; nothing was changed"
     else:

@@ -26,7 +26,7 @@ _count = click.option(
 def probe_topic(name: str, count: int, namesrv: str) -> int:
     """Send test messages to each queue of the topic NAME in turn. Exit code 1 if one fails.
 
-    Whoever reads the topic gets them.
+    Consumers of the topic get them.
 
     \b
     Examples:

@@ -24,7 +24,7 @@ from ..options import cluster_options
 from ..render import Column, Table, print_answer, say
 
 
-def _word(value: Any) -> str:
+def _value_text(value: Any) -> str:
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
@@ -34,9 +34,9 @@ def _yes(value: bool) -> str:
 
 _SETTINGS: Final = (
     Column("key", "KEY"),
-    Column("value", "VALUE", _word),
-    Column("default", "DEFAULT", _word),
-    Column("at_start", "AT THE START", _word, rank=2),
+    Column("value", "VALUE", _value_text),
+    Column("default", "DEFAULT", _value_text),
+    Column("at_start", "AT THE START", _value_text, rank=2),
     Column("is_overridden", "SET", _yes, rank=1),
     Column("is_changeable", "MAY BE SET", _yes, rank=3),
 )
@@ -67,7 +67,7 @@ def broker_config(name: str, only_changed: bool, namesrv: str) -> None:
         return
     Table(_SETTINGS, found.settings).print()
     for one in found.differing:
-        print_warning(f"id {one.broker_id} has {one.key} = {_word(one.value)}")
+        print_warning(f"id {one.broker_id} has {one.key} = {_value_text(one.value)}")
 
 
 @click.command("set")
@@ -85,9 +85,9 @@ def broker_set(name: str, settings: Sequence[str], unset: Sequence[str], namesrv
       mqmesh broker set broker-a long_polling_max_ms=15000 storage.file_reserved_time=48
       mqmesh broker set broker-a --unset long_polling_max_ms
     """
-    asked = _pairs(settings, unset)
+    changes = _pairs(settings, unset)
     with BrokerAdmin(namesrv) as admin:
-        done = broker_changes_view(name, admin.set_config(name, asked, unset))
+        done = broker_changes_view(name, admin.set_config(name, changes, unset))
     if print_answer(done):
         for one in done.replicas:
             _print_changes(f"broker {name}, id {one.broker_id}", one.changes)
@@ -133,9 +133,9 @@ def namesrv_set(settings: Sequence[str], unset: Sequence[str], namesrv: str) -> 
       mqmesh namesrv set broker_expire_ms=60000
       mqmesh namesrv set --unset broker_expire_ms
     """
-    asked = _pairs(settings, unset)
+    requested = _pairs(settings, unset)
     with NamesrvAdmin(namesrv) as admin:
-        done = namesrv_changes_view(admin.set_config(asked, unset))
+        done = namesrv_changes_view(admin.set_config(requested, unset))
     if print_answer(done):
         for address, changes in done.changes.items():
             _print_changes(f"name server {address}", changes)
@@ -157,6 +157,6 @@ def _pairs(settings: Iterable[str], unset: Sequence[str]) -> dict[str, str]:
 
 def _print_changes(where: str, changes: Sequence[SettingChangeView]) -> None:
     for one in changes:
-        say(f"{where}: {one.key} = {_word(one.after)}, before {_word(one.before)}")
+        say(f"{where}: {one.key} = {_value_text(one.after)}, before {_value_text(one.before)}")
     if not changes:
         say(f"{where}: no setting has another value")

@@ -167,6 +167,8 @@ def _last(messages: int) -> str:
 
 
 def _life(one: TopicBrokerView) -> str:
+    if one.history:
+        return f", a table with {counted(one.history, 'revision')} of each key"
     if not one.message_ttl:
         return ""
     buried = one.on_expired == OnExpired.DEAD_LETTER

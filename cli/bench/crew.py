@@ -74,7 +74,7 @@ class BenchClient:
         except BrokenPipeError:
             return  # the caller that waits for its report will read why
 
-    def hear(self) -> None:
+    def read_messages(self) -> None:
         """Takes the client's messages.
 
         Raises:
@@ -228,7 +228,7 @@ class Crew:
     def _look(self, seconds: float) -> None:
         for key, _ in self._selector.select(seconds):
             client: BenchClient = key.data
-            client.hear()
+            client.read_messages()
             if client.report is not None:
                 self._selector.unregister(client.output)
 

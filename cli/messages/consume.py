@@ -163,8 +163,8 @@ def consume(
         with consumer:
             queues = _choose(consumer, topic, queue_ids, broker)
             is_endless = until is None and most is None and timeout is None
-            word = "Ctrl-C ends" if is_endless else "Ctrl-C ends it sooner"
-            print_note(f"consuming {topic} from {counted(len(queues), 'queue')}; {word}")
+            hint = "Ctrl-C ends" if is_endless else "Ctrl-C ends it sooner"
+            print_note(f"consuming {topic} from {counted(len(queues), 'queue')}; {hint}")
             ends = None if end_ms is None else _ends(consumer, queues, end_ms)
             only = frozenset(queues) if queue_ids or broker else None
             reading = Reading(consumer, show, most, timeout, ends, only)

@@ -166,16 +166,16 @@ def rollback(message_id: str, yes: bool, namesrv: str) -> None:
 
 
 def _end(message_id: str, decision: Decision, yes: bool, namesrv: str) -> None:
-    word = decision.name.lower()
+    verb = decision.name.lower()
     confirm(
         "this ends a transaction for good",
-        f"End half message {message_id} by {word} for good?",
+        f"End half message {message_id} by {verb} for good?",
         yes=yes,
     )
     with TransactionAdmin(namesrv) as admin:
         broker_name = admin.end_half_message(message_id, decision)
     done = "committed" if decision is Decision.COMMIT else "rolled back"
     print_answer(
-        {"message_id": message_id, "broker_name": broker_name, "decision": word},
+        {"message_id": message_id, "broker_name": broker_name, "decision": verb},
         f"half message {message_id} was {done} at {broker_name}",
     )

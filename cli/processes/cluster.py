@@ -20,6 +20,7 @@ from mqmesh.private_files import keep_private, make_private
 from mqmesh.protocol.admin import RoleInfo
 from mqmesh.roles.broker.config import MASTER_ID
 from mqmesh.roles.broker.ha_config import HaMode
+from mqmesh.roles.gateway.config import GatewayConfig
 from mqmesh.roles.process import ExitCode
 from mqmesh.roles.supervisor.death_notes import DeathNotes
 from mqmesh.roles.supervisor.run_file import (
@@ -54,6 +55,7 @@ from ..render import (
 from .console import check_extra
 from .found_cluster import find_cluster, save_last_start
 from .layout import (
+    GATEWAY_USERS,
     MONITOR,
     ClusterConfig,
     check_ports,
@@ -62,7 +64,7 @@ from .layout import (
     role_specs,
     seats_of_replicas,
 )
-from .secure import ADMIN, client_file, make_console_user, make_security
+from .secure import ADMIN, client_file, make_console_user, make_gateway_user, make_security
 from .serve import open_client_transport
 from .start_plan import INSECURE, SECURE, StartFlags, check_stores, plan_start
 
@@ -184,23 +186,23 @@ def up(
         lock.release()
 
 
-def _prepare(asked: ClusterConfig, settings: list[str], flags: StartFlags) -> ClusterConfig:
+def _prepare(requested: ClusterConfig, settings: list[str], flags: StartFlags) -> ClusterConfig:
     """Makes a data folder ready for its cluster.
 
     Args:
-        asked: Cluster from settings and flags alone; the caller has the lock of its folder.
+        requested: Cluster from settings and flags alone; the caller has the lock of its folder.
         settings: Overrides, as ``key=value``.
         flags: Flags of the start.
 
     Returns:
         The cluster as it is planned for what is in the folder.
     """
-    make_private(asked.folder / "logs")
-    former = read_record(asked.folder)
+    make_private(requested.folder / "logs")
+    former = read_record(requested.folder)
     if former is not None:
         end_orphans(former)
-    found = find_cluster(asked)
-    plan = plan_start(asked, found, flags)
+    found = find_cluster(requested)
+    plan = plan_start(requested, found, flags)
     config = load_cluster(flags.file, [*settings, *plan.settings], replicas=plan.replicas)
     notes = [*plan.notes, *check_stores(config, found, flags)]
     check_ports(config)
@@ -211,6 +213,7 @@ def _prepare(asked: ClusterConfig, settings: list[str], flags: StartFlags) -> Cl
     if config.security.enable:
         make_security(config)
         use_credentials(client_file(config.folder))
+        make_gateway_user(config)
         if password := make_console_user(config):
             print_note(f"console: log in as {ADMIN}, password {password} (shown only once)")
     return config
@@ -227,7 +230,7 @@ def _supervise(config: ClusterConfig, specs: list[RoleSpec]) -> int:
         log_format=config.log_format,
         say=LogStream(as_json=answers_json()).say,
         is_complete=partial(_all_registered, config),
-        on_death=lambda name, pid: None if notes is None else notes.tell(name, pid),
+        on_death=lambda name, pid: None if notes is None else notes.report(name, pid),
     )
     try:
         code = supervisor.run()
@@ -373,12 +376,20 @@ def _print_moved(entries: list[RoleEntry]) -> int:
 
 def _ready_note(config: ClusterConfig) -> str:
     console = f"; console: {console_of(config).address()}" if config.console.enable else ""
-    own = config.gateway
-    gateway = f"; for RocketMQ: {own.client_host}:{own.namesrv_port}" if own.enable else ""
-    if gateway and own.grpc_port:
-        gateway += f", by gRPC: {own.client_host}:{own.grpc_port}"
+    gateway = _gateway_note(config.gateway) if config.gateway.enable else ""
     where = f"name servers {config.namesrv_addr}{console}{gateway}"
     return f"{where}; stop with Ctrl-C or `mqmesh down`"
+
+
+def _gateway_note(own: GatewayConfig) -> str:
+    note = f"; for RocketMQ: {own.client_host}:{own.namesrv_port}"
+    if own.grpc_port:
+        note += f", by gRPC: {own.client_host}:{own.grpc_port}"
+    if own.users_file:
+        note += f"; its clients sign with the access_key and secret_key of {own.users_file}"
+    if Path(own.users_file).name == GATEWAY_USERS:
+        note += f", whose first user, {ADMIN}, acts as the administrator"
+    return note
 
 
 def _death_notes(config: ClusterConfig) -> DeathNotes | None:

@@ -12,7 +12,7 @@ from mqmesh.clock import SystemClock
 from mqmesh.console.config import ConsoleConfig
 from mqmesh.console.users import UsersFile, load_users, new_user, save_users
 from mqmesh.errors import ConfigError, InvalidArgument
-from mqmesh.roles.process import ExitCode, run_role, tell_failure
+from mqmesh.roles.process import ExitCode, report_failure, run_role
 from mqmesh.security.keys import load_credentials
 
 from ..options import json_option, namesrv_option
@@ -72,7 +72,7 @@ def console(context: click.Context, process: ProcessOptions, namesrv: str) -> in
         try:
             server = ConsoleServer(config, SystemClock(), loop)
         except Exception as error:
-            return tell_failure(config.name, error)
+            return report_failure(config.name, error)
         return run_role(
             "console", config.name, loop, server, supervised=process.supervised, health=health
         )

@@ -49,6 +49,9 @@ MONITOR: Final = "monitor"
 CONSOLE: Final = "console"
 CONSOLE_USERS: Final = "console-users.toml"
 """File of those who may log in at the console, beside the keys."""
+GATEWAY: Final = "gateway"
+GATEWAY_USERS: Final = "gateway-users.toml"
+"""File of the users of RocketMQ's clients, beside the keys."""
 
 DEFAULT_CLUSTER: Final = """
 [[namesrv]]
@@ -107,7 +110,8 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             it has seen below ``data_dir`` unless it says another ``state_file``.
         console: The web console, where it is enabled; it shows the cluster of this file.
         gateway: For RocketMQ's own clients, where it is enabled; it asks the name servers of this
-            file, and keeps its ports below ``data_dir``.
+            file, and keeps its ports below ``data_dir``. With security on, the file of its users is
+            in ``data_dir/security`` unless it says another.
         broker: Brokers, each with the settings of a broker. Where they do not say it, they
             register with the name servers of this file, and keep their data in a folder of
             their name below ``data_dir``. One with ``replicas`` stands for so many processes.
@@ -315,15 +319,20 @@ def _share(data: dict[str, Any]) -> None:
     default = BrokerConfig().broker_name
     users = [(one, str(one.get("broker_name", default))) for one in brokers]
     users += [(one, NAMESRV) for one in _tables([*namesrvs, data.setdefault("coordinator", {})])]
+    gateways = _tables([data.setdefault("gateway", {})])
+    users += [(one, GATEWAY) for one in gateways]
+    if enable:
+        for one in gateways:
+            one.setdefault("users_file", str(folder / SECURITY / GATEWAY_USERS))
     for role, user in users:
-        if not isinstance(said := role.get("security", {}), dict):
+        if not isinstance(given := role.get("security", {}), dict):
             continue
         keys: dict[str, Any] = {
             "enable": True,
             "key_file": str(key_file(folder, user)),
             "access_list_file": str(folder / SECURITY / ACCESS_LIST),
         }
-        role["security"] = (keys if enable else {"insecure": not said.get("enable")}) | said
+        role["security"] = (keys if enable else {"insecure": not given.get("enable")}) | given
 
 
 def _tables(found: Any) -> list[dict[str, Any]]:
@@ -383,7 +392,7 @@ def data_folders(config: ClusterConfig) -> Iterator[tuple[Path, SecurityConfig]]
         The folder, absolute, and the settings of the role.
     """
     for _, _, _, _, settings in _roles(config):
-        if isinstance(settings, BrokerConfig | ScheduleConfig):
+        if isinstance(settings, BrokerConfig | ScheduleConfig | GatewayConfig):
             yield Path(settings.store_path_root_dir).absolute(), settings.security
         elif isinstance(settings, NamesrvConfig | CoordinatorConfig) and settings.data_dir:
             yield Path(settings.data_dir).absolute(), settings.security
@@ -428,7 +437,8 @@ def _roles(config: ClusterConfig) -> Iterator[tuple[str, str, str, int, msgspec.
     if config.console.enable:
         yield "console", config.console.name, "", NAMESRV_STAGE, console_of(config)
     if config.gateway.enable:
-        yield "gateway", config.gateway.name, "", BROKER_STAGE, _gateway_of(config)
+        for own in _gateways_of(config):
+            yield "gateway", own.instance, "", BROKER_STAGE, own
     for filtersrv in _filter_servers(config):
         yield "filtersrv", filtersrv.name, "", BROKER_STAGE, filtersrv
 
@@ -485,19 +495,15 @@ def _monitor_of(config: ClusterConfig) -> MonitorConfig:
     return msgspec.structs.replace(config.monitor, state_file=state_file, **watching)
 
 
-def _gateway_of(config: ClusterConfig) -> GatewayConfig:
-    own = config.gateway
-    if config.security.enable and not own.security.enable:
-        raise ConfigError(
-            "security is on: leave --gateway out, or give the gateway keys of its own in "
-            "[gateway.security], and name the users of RocketMQ's clients in gateway.users_file "
-            "(docs/gateway.md)"
+def _gateways_of(config: ClusterConfig) -> Iterator[GatewayConfig]:
+    """Yields the settings of each worker of the gateway."""
+    for worker in range(1, config.gateway.workers + 1):
+        yield msgspec.structs.replace(
+            config.gateway,
+            worker=worker,
+            namesrv_addr=config.namesrv_addr.split(";"),
+            store_path_root_dir=str(config.folder.absolute() / quote(config.gateway.name, safe="")),
         )
-    return msgspec.structs.replace(
-        own,
-        namesrv_addr=config.namesrv_addr.split(";"),
-        store_path_root_dir=str(config.folder.absolute() / quote(own.name, safe="")),
-    )
 
 
 def console_of(config: ClusterConfig) -> ConsoleConfig:

@@ -7,8 +7,9 @@ from typing import Final
 
 from mqmesh.console.users import UsersFile, load_users, new_user, save_users
 from mqmesh.errors import ConfigError
-from mqmesh.private_files import make_folder, make_private
+from mqmesh.private_files import make_folder, make_private, save_private
 from mqmesh.roles.access_keeper import read_access_file, write_access_file
+from mqmesh.roles.gateway.users import GatewayUser, write_users
 from mqmesh.security.access_list import AccessList, User, UserRole
 from mqmesh.security.keys import Credentials, Key, TwoKeys, load_credentials, save_credentials
 from mqmesh.transport.zmq.handshakes import new_key_pair
@@ -18,6 +19,8 @@ from .layout import (
     CONSOLE,
     CONSOLE_USERS,
     EXPORTER,
+    GATEWAY,
+    GATEWAY_USERS,
     NAMESRV,
     SECURITY,
     ClusterConfig,
@@ -27,8 +30,9 @@ from .layout import (
 
 CLIENT: Final = "client"
 ADMIN: Final = "admin"
-"""First user of the console."""
+"""First user of the console, and of RocketMQ's clients."""
 PASSWORD_BYTES: Final = 12
+SECRET_BYTES: Final = 24
 
 
 def client_file(folder: Path) -> Path:
@@ -59,6 +63,9 @@ def make_security(config: ClusterConfig) -> None:
     watchers = [EXPORTER] if any(one.enable and not one.credentials for one in watching) else []
     if config.console.enable and not config.console.credentials:
         watchers.append(CONSOLE)
+    own_key = str(key_file(config.folder.absolute(), GATEWAY))
+    if config.gateway.enable and config.gateway.security.key_file == own_key:
+        watchers.append(GATEWAY)
     for name in watchers:
         watcher = _keys(config.folder, name, trusted, config.namesrv_addr)
         users.append(_user(watcher, UserRole.VIEW))
@@ -91,6 +98,26 @@ def make_console_user(config: ClusterConfig) -> str:
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from error
     return password
+
+
+def make_gateway_user(config: ClusterConfig) -> None:
+    """Makes the first user of RocketMQ's clients, ``admin``, who acts by the administrator's keys.
+
+    A file of users that is there stays as it is, also one without users.
+
+    Raises:
+        ConfigError: The file cannot be written.
+    """
+    folder = config.folder.absolute()
+    path = folder / SECURITY / GATEWAY_USERS
+    if not config.gateway.enable or config.gateway.users_file != str(path) or path.exists():
+        return
+    secret = secrets.token_urlsafe(SECRET_BYTES)
+    admin = GatewayUser(access_key=ADMIN, secret_key=secret, credentials=str(client_file(folder)))
+    try:
+        save_private(path, write_users([admin]))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from error
 
 
 def _keys(folder: Path, name: str, namesrv_key: Key | TwoKeys, namesrv_addr: str) -> Credentials:
@@ -129,5 +156,5 @@ def _add(path: Path, users: list[User]) -> None:
     known = {user.name for user in former.user}
     missing = [user for user in users if user.name not in known]
     if missing:
-        now = AccessList(former.version + 1, [*former.user, *missing])
+        now = AccessList(former.version + 1, [*former.user, *missing], former.namespace)
         write_access_file(path, now)

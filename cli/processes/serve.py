@@ -19,7 +19,7 @@ from mqmesh.roles.exporter.config import ExporterConfig
 from mqmesh.roles.filtersrv.config import FiltersrvConfig
 from mqmesh.roles.health import parse_health_address
 from mqmesh.roles.namesrv.config import NamesrvConfig
-from mqmesh.roles.process import ExitCode, Role, run_role, tell_failure
+from mqmesh.roles.process import ExitCode, Role, report_failure, run_role
 from mqmesh.sdk.client.options import namesrv_addresses
 from mqmesh.security.config import SecurityConfig
 from mqmesh.transport.endpoints import endpoint_of
@@ -124,12 +124,12 @@ class ProcessOptions(msgspec.Struct, frozen=True):
         try:
             transport = security()
         except Exception as error:
-            return tell_failure(name, error)
+            return report_failure(name, error)
         try:
             try:
                 server = make(transport)
             except Exception as error:
-                return tell_failure(name, error)
+                return report_failure(name, error)
             return run_role(
                 role, name, transport.loop, server, supervised=supervised, health=health
             )

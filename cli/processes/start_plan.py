@@ -166,14 +166,14 @@ def _plan_security(
     cluster: ClusterConfig, found: FoundCluster, flags: StartFlags
 ) -> tuple[tuple[str, ...], str]:
     """Plans the settings of security, and a note."""
-    folder, said = cluster.folder, cluster.security.enable
+    folder, enable = cluster.folder, cluster.security.enable
     if flags.insecure:
         was_secured = found.has_keys or found.secured
         note = f"{folder} was secured, and everybody who reaches it may do everything now"
         return (), f"{note} (--insecure)" if was_secured else ""
-    if not found.has_keys or flags.secure or said or cluster.security.insecure:
+    if not found.has_keys or flags.secure or enable or cluster.security.insecure:
         return (), ""
-    if said is False:
+    if enable is False:
         raise ConfigError(
             f"{folder / SECURITY} has keys of this cluster, and security.enable = false would let "
             "everybody in without one: leave that out, or say --insecure"

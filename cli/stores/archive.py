@@ -311,7 +311,7 @@ def find(
             moment = row["store_timestamp"].strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
             say("  ".join([moment, place, row["message_id"], text]))
     standard_output().flush()
-    _tell_rest(len(found.rows), more=found.more)
+    _note_rest(len(found.rows), more=found.more)
     return ExitCode.OK if found.rows else ExitCode.FAILED
 
 
@@ -489,7 +489,7 @@ def forget(
         Table(_TOPICS, choice.topics).print()
     if dry_run or not count:
         gone = 0
-        said = f"{count:,} messages would be deleted" if count else "no message was found"
+        summary = f"{count:,} messages would be deleted" if count else "no message was found"
     else:
         confirm(
             f"this deletes {count:,} messages from the archive",
@@ -497,8 +497,8 @@ def forget(
             yes=yes,
         )
         gone = work.forget(archive, choice)
-        said = f"{gone:,} messages are gone"
-    print_answer({"messages": gone, "dry_run": dry_run, "topics": choice.topics}, said)
+        summary = f"{gone:,} messages are gone"
+    print_answer({"messages": gone, "dry_run": dry_run, "topics": choice.topics}, summary)
     if gone:
         print_note(
             "files of old versions have them still, until `mqmesh archive vacuum ARCHIVE "
@@ -658,7 +658,7 @@ def _session(*, verbose: bool, **options: Any) -> Iterator[Any]:
         spark.stop()
 
 
-def _tell_rest(count: int, *, more: bool) -> None:
+def _note_rest(count: int, *, more: bool) -> None:
     if not count:
         print_note("no message was found")
     elif more:

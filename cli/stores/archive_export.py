@@ -139,15 +139,16 @@ def _resend(
     waiting: list[dict[str, Any]] = []
     for row in _behind(found, _state(state)):
         if len(waiting) == RESEND_BATCH:
-            count += _send(producer, waiting, state, into)
+            count += send_again(producer, waiting, state, into)
             waiting = []
             if interrupt or (rate and interrupt.wait(began + count / rate - time.monotonic())):
                 return count
         waiting.append(row)
-    return count + (_send(producer, waiting, state, into) if waiting else 0)
+    return count + (send_again(producer, waiting, state, into) if waiting else 0)
 
 
-def _send(producer: Producer, rows: list[dict[str, Any]], state: Path, into: str) -> int:
+def send_again(producer: Producer, rows: list[dict[str, Any]], state: Path, into: str) -> int:
+    """Sends rows as messages, notes the place of the last one, and returns their number."""
     # Messages of one sharding key stay in order, also without waiting for each.
     for future in [producer.send_async(_again(row, into)) for row in rows]:
         future.result()

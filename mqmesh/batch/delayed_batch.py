@@ -8,12 +8,16 @@ the batch in ``SCHEDULE_TOPIC_XXXX``; the payload is not touched.
 A batch with ``Attributes.HAS_EXPIRY`` has one element more, ``expires_ms`` of ``ExpiringMeta``, and
 the elements before it empty where nothing is delayed. All its messages expire at once.
 
+A batch with ``Attributes.HAS_EXPECTED``, of a table, has another one, ``expected`` of
+``ExpectingMeta``; the elements before it are empty where they do not apply.
+
 A queue of that topic for each level, one for arbitrary times, and one for the records of
 what was done (``schedule_record.py``).
 """
 
 import re
 import struct
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Annotated, Final
 
@@ -68,9 +72,22 @@ class ExpiringMeta(DelayedMeta, array_like=True, frozen=True, gc=False):
     expires_ms: Annotated[int, msgspec.Meta(ge=-MAX_DELAY_MS, le=MAX_TIMESTAMP_MS)] = 0
 
 
+class ExpectingMeta(ExpiringMeta, array_like=True, frozen=True, gc=False):
+    """The meta of a batch for a table that compares revisions. Array positions are on disk.
+
+    Attributes:
+        expected: Little-endian i64 a message: the newest revision of its key, 0 for a key that has
+            no value.
+    """
+
+    expected: bytes = b""
+
+
 _decoder = msgspec.msgpack.Decoder(DelayedMeta)
 _expiring_decoder = msgspec.msgpack.Decoder(ExpiringMeta)
+_expecting_decoder = msgspec.msgpack.Decoder(ExpectingMeta)
 _HAS_EXPIRY: Final = int(Attributes.HAS_EXPIRY)
+_HAS_EXPECTED: Final = int(Attributes.HAS_EXPECTED)
 
 
 @lru_cache(maxsize=16)
@@ -99,17 +116,22 @@ def parse_delay_levels(text: str) -> tuple[int, ...]:
 
 
 def read_delayed_meta(buffer: Buffer, header: BatchHeader) -> DelayedMeta:
-    """Decodes the meta of a batch with ``HAS_DELAY`` or ``HAS_EXPIRY`` whose header was read.
+    """Decodes the meta of a batch with one of ``HAS_DELAY``, ``HAS_EXPIRY`` and ``HAS_EXPECTED``.
 
     Returns:
-        The meta; an ``ExpiringMeta`` where the messages expire.
+        The meta; an ``ExpiringMeta`` where the messages expire, an ``ExpectingMeta`` where
+        revisions are compared.
 
     Raises:
         CorruptBatch: It is not what the format says.
     """
-    decoder = _expiring_decoder if header.attributes & _HAS_EXPIRY else _decoder
+    decode: Callable[[Buffer], DelayedMeta] = _decoder.decode
+    if header.attributes & _HAS_EXPECTED:
+        decode = _expecting_decoder.decode
+    elif header.attributes & _HAS_EXPIRY:
+        decode = _expiring_decoder.decode
     try:
-        meta = decoder.decode(memoryview(buffer)[HEADER_SIZE : HEADER_SIZE + header.meta_size])
+        meta = decode(memoryview(buffer)[HEADER_SIZE : HEADER_SIZE + header.meta_size])
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise CorruptBatch(f"meta of delayed messages cannot be decoded: {error}") from error
     count = header.message_count
@@ -119,6 +141,8 @@ def read_delayed_meta(buffer: Buffer, header: BatchHeader) -> DelayedMeta:
     ):
         if size not in (0, 8, 8 * count):
             raise CorruptBatch(f"{size} bytes of {name} for {count} messages")
+    if isinstance(meta, ExpectingMeta) and len(meta.expected) != 8 * count:
+        raise CorruptBatch(f"{len(meta.expected)} bytes of revisions for {count} messages")
     return meta
 
 

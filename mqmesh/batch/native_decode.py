@@ -57,14 +57,15 @@ def is_compiled() -> bool:
 
 
 def decode_at_once(
-    payload: Buffer, message_count: int, batch: BatchInfo
+    payload: Buffer, message_count: int, batch: BatchInfo, topic: str = ""
 ) -> list[StoredMessage] | None:
     """Decodes messages of their batch's own topic, which stand at consecutive queue offsets.
 
     Args:
         payload: An opened payload, from anywhere.
         message_count: Messages that must be in it.
-        batch: What they share; says where the first one is.
+        batch: What they share; says where the first one is, and the topic that they get.
+        topic: Topic that they are stored under; "" for that one.
 
     Returns:
         The messages of ``decode_payload``, with their places; None when that must read the payload,
@@ -72,4 +73,5 @@ def decode_at_once(
     """
     if _decoder is None:
         return None
-    return _decoder.decode(payload, message_count, batch.topic, batch.base_queue_offset, batch)
+    shown, first_offset = batch.topic, batch.base_queue_offset
+    return _decoder.decode(payload, message_count, topic or shown, first_offset, batch, shown)

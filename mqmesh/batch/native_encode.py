@@ -54,6 +54,7 @@ def encode_at_once(
     is_one: bool,
     compress_over_bytes: int | None = None,
     with_places: bool = False,
+    prefix: str = "",
 ) -> Payload | None:
     """Checks and encodes messages of one topic, whose name is not checked.
 
@@ -65,6 +66,7 @@ def encode_at_once(
             property that is reserved. Else that was looked at when they were sent one by one.
         compress_over_bytes: As for ``payload.encode_payload``.
         with_places: Some of them will be looked at with ``payload.pick_messages``.
+        prefix: Text that the topic of each gets in front.
 
     Returns:
         The result of ``encode_payload``; None when ``check_messages`` and ``encode_payload`` must
@@ -72,7 +74,7 @@ def encode_at_once(
     """
     if _encoder is None:
         return None
-    found = _encoder.encode(messages, max_body_bytes, is_one, with_places)
+    found = _encoder.encode(messages, max_body_bytes, is_one, with_places, prefix)
     if found is None:
         return None
     data, has_keys, hashes, places = found

@@ -29,6 +29,8 @@ MAX_RAW_BYTES: Final = 16 * MIB
 MAX_STRINGS: Final = 1 * MIB
 """Keys, names and values of properties in one batch. Each costs a reader 50 bytes and more
 for as little as 3 bytes of payload, and 16 MiB of them compress to 1 KiB."""
+COMPRESS_OVER_BYTES: Final = 4_096
+"""Size from which payloads are compressed, unless a producer's options say otherwise."""
 CODEC_NONE: Final = 0
 CODEC_ZSTD: Final = 1
 Buffer = memoryview | bytes | bytearray
@@ -91,6 +93,7 @@ def encode_payload(
     *,
     compress_over_bytes: int | None = None,
     extras: Extras = Extras.ANY,
+    prefix: str = "",
 ) -> Payload:
     """Encodes messages: all of a batch that does not depend on where it goes.
 
@@ -98,6 +101,7 @@ def encode_payload(
         messages: As for ``record_batch.encode_batch``.
         compress_over_bytes: As for ``record_batch.encode_batch``.
         extras: What the messages may have.
+        prefix: Text that the topic of each gets in front.
 
     Raises:
         LocalProtocolError: No message, too many, over ``MAX_RAW_BYTES`` or ``MAX_STRINGS``.
@@ -105,6 +109,8 @@ def encode_payload(
     count = len(messages)
     if not 0 < count <= MAX_MESSAGES:
         raise LocalProtocolError(f"a batch holds 1 to {MAX_MESSAGES} messages, not {count}")
+    if prefix:
+        messages = [msgspec.structs.replace(one, topic=prefix + one.topic) for one in messages]
     data = _encoder.encode(messages)
     raw_size = len(data)
     if raw_size > MAX_RAW_BYTES:
@@ -222,7 +228,7 @@ def split_payload(payload: Buffer) -> list[msgspec.Raw]:
     try:
         return _raws_decoder.decode(payload)
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise CorruptBatch(f"messages cannot be told apart: {error}") from error
+        raise CorruptBatch(f"messages cannot be separated: {error}") from error
 
 
 def find_messages(payload: Buffer, text: bytes) -> tuple[list[int], bytes]:

@@ -66,6 +66,7 @@ from mqmesh.batch.store_check import NO_CHECK, StoreCheck
 from mqmesh.checksum import crc32
 from mqmesh.errors import CorruptBatch, InvalidArgument, LocalProtocolError
 from mqmesh.message import BatchInfo, Message, StoredMessage, check_topic, is_system_topic
+from mqmesh.namespaces import shown_name
 from mqmesh.units import (
     MAX_OFFSET,
     MAX_TIMESTAMP_MS,
@@ -116,6 +117,9 @@ class Attributes(enum.IntFlag):
     """The producer does not wait for disk or slave, whatever the broker's mode."""
     HAS_EXPIRY = 256
     """The messages live for a while: meta then says until when, see ``delayed_batch``."""
+    HAS_EXPECTED = 512
+    """Messages for a table that count only if meta's revisions are the newest of their keys, see
+    ``delayed_batch``."""
 
 
 class BatchHeader(msgspec.Struct, frozen=True, gc=False):
@@ -548,6 +552,7 @@ def decode_messages(
     containing: bytes = b"",
     fencing_token: int = 0,
     attempt: int = 0,
+    namespace: str = "",
 ) -> list[StoredMessage]:
     """Decodes the messages of a batch that passed ``check_batch``.
 
@@ -561,6 +566,7 @@ def decode_messages(
         fencing_token: Of the lock, or number of the lease, that they are consumed under, for the
             messages' facts.
         attempt: How often they were handed out under a lease.
+        namespace: Taken off the topics of batch and messages.
 
     Returns:
         All messages, or those with ``containing``, in order; of a sparse batch those it has.
@@ -585,7 +591,7 @@ def decode_messages(
         payload = read_payload(buffer, header, position)
         stored_size, stored_crc = header.total_size, header.producer_crc
     info = BatchInfo(
-        meta.topic,
+        shown_name(namespace, meta.topic) if namespace else meta.topic,
         header.queue_id,
         broker_name,
         header.base_queue_offset,
@@ -603,24 +609,34 @@ def decode_messages(
         attempt,
     )
     if not containing and type(places) is range:
-        plain = decode_at_once(payload, header.message_count, info)
+        plain = decode_at_once(payload, header.message_count, info, meta.topic)
         if plain is not None:
             return plain
     if containing:
         found, payload = find_messages(payload, containing)
         places = [places[number] for number in found]
     messages = decode_payload(payload)
-    _give_places(messages, places, info)
+    _give_places(messages, places, info, meta.topic, namespace)
     return messages
 
 
-def _give_places(messages: list[StoredMessage], places: Sequence[int], info: BatchInfo) -> None:
-    topic = info.topic
+def _give_places(
+    messages: list[StoredMessage],
+    places: Sequence[int],
+    info: BatchInfo,
+    topic: str,
+    namespace: str,
+) -> None:
+    shown = info.topic
     for queue_offset, message in zip(places, messages, strict=False):
         if message.topic != topic:
             _check_foreign_topic(message.topic)
-            if not is_system_topic(topic):  # a retried message keeps the topic it was sent to
-                message.topic = topic
+            if is_system_topic(topic):  # a retried message keeps the topic it was sent to
+                message.topic = shown_name(namespace, message.topic)
+            else:
+                message.topic = shown
+        elif namespace:
+            message.topic = shown
         message.queue_offset = queue_offset  # type: ignore[assignment]  # no call in the hot loop
         message.batch = info
 

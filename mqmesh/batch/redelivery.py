@@ -8,13 +8,13 @@ duplicates.
 """
 
 from collections.abc import Sequence
-from typing import Final
 
 import msgspec
 
 from mqmesh.batch.delayed_batch import ExpiringMeta
 from mqmesh.batch.payload import (
     CODEC_NONE,
+    COMPRESS_OVER_BYTES,
     Buffer,
     Payload,
     join_payload,
@@ -31,9 +31,6 @@ from mqmesh.batch.record_batch import (
     read_payload,
 )
 from mqmesh.errors import InvalidArgument
-
-COMPRESS_OVER_BYTES: Final = 4 * 1024
-"""Messages that were changed are compressed as a producer's are by default."""
 
 
 def redeliver(

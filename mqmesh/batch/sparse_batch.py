@@ -23,7 +23,7 @@ from mqmesh.batch.record_batch import (
 )
 
 _SPARSE: Final = int(Attributes.SPARSE)
-_DROPPED: Final = ~int(Attributes.HAS_DELAY | Attributes.HAS_EXPIRY)
+_DROPPED: Final = ~int(Attributes.HAS_DELAY | Attributes.HAS_EXPIRY | Attributes.HAS_EXPECTED)
 # whose meta has something else in its place
 
 

@@ -55,6 +55,7 @@ NAVIGATION: Final = (
     "/topics",
     "/groups",
     "/messages",
+    "/tables",
     "/dead-letters",
     "/delayed",
     "/transactions",
@@ -165,15 +166,15 @@ class Console:
 
     def _page(self, page: ConsolePage) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
-            asked = _arguments(request, page)
+            arguments = _arguments(request, page)
             visit = await self._visit(request)
             values = self._values(request, visit, page)
             is_tick = _target(request) == "live"
             if is_tick and not has_block(page.template, "live"):
                 return self._live(request, "", values)  # nothing but the state in its header
-            result = await self._result(request, visit, page, asked)
-            again = partial(again_link, values["here"], asked, frozenset(request.path_params))
-            values |= {"asked": asked, "result": result, "again": again}
+            result = await self._result(request, visit, page, arguments)
+            again = partial(again_link, values["here"], arguments, frozenset(request.path_params))
+            values |= {"arguments": arguments, "result": result, "again": again}
             if is_tick:
                 return self._live(request, page.template, values)
             return HTMLResponse(render(page.template, values))
@@ -191,19 +192,19 @@ class Console:
 
     def _twin(self, page: ConsolePage) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
-            asked = _arguments(request, page)
+            arguments = _arguments(request, page)
             visit = await self._visit(request)
-            return _json(await self._result(request, visit, page, asked))
+            return _json(await self._result(request, visit, page, arguments))
 
         return answer
 
     async def _result(
-        self, request: Request, visit: Visit, page: ConsolePage, asked: msgspec.Struct
+        self, request: Request, visit: Visit, page: ConsolePage, arguments: msgspec.Struct
     ) -> Any:
         if page.needs_view and not visit.sees_all:
             raise NoPermission("your user may not see the whole cluster: it needs the role view")
-        key = (visit.user, visit.cluster, page.path, msgspec.json.encode(asked))
-        return await self._answers.get(key, lambda: page.query(visit, asked))
+        key = (visit.user, visit.cluster, page.path, msgspec.json.encode(arguments))
+        return await self._answers.get(key, lambda: page.query(visit, arguments))
 
     async def _visit(self, request: Request) -> Visit:
         incoming = Incoming.of(request)
@@ -295,12 +296,12 @@ class Console:
         sent = {key: value for key, value in form.items() if key != "csrf"}
         boxes = dict.fromkeys(checks_of(action.arguments), "false")
         try:
-            asked = read_arguments(action.arguments, boxes | sent | fixed)
-            plan = await action.plan(visit, asked)
+            arguments = read_arguments(action.arguments, boxes | sent | fixed)
+            plan = await action.plan(visit, arguments)
             if step != "do" or not plan.possible:
                 return {"step": "plan", "plan": plan, "sent": sent}
             _check_typed(plan, typed)
-            return {"step": "result", "outcome": await self._do(action, visit, asked)}
+            return {"step": "result", "outcome": await self._do(action, visit, arguments)}
         except MQMeshError as error:
             given = await self._given(visit, action, fixed, boxes | sent)
             fields = form_fields(action.arguments, given, fixed)
@@ -316,22 +317,24 @@ class Console:
             except msgspec.MsgspecError as error:
                 raise InvalidArgument(f"the body is no JSON object: {error}") from error
             typed, is_plan = str(sent.pop("confirm", "")), bool(sent.pop("dry_run", False))
-            told = {key: _text(value) for key, value in sent.items()}
-            asked = read_arguments(action.arguments, told | dict(request.path_params))
+            given = {key: _text(value) for key, value in sent.items()}
+            arguments = read_arguments(action.arguments, given | dict(request.path_params))
             visit = await self._visit(request)
-            plan = await action.plan(visit, asked)
+            plan = await action.plan(visit, arguments)
             if is_plan or not plan.possible:
                 return _json(plan)
             _check_typed(plan, typed)
-            return _json(await self._do(action, visit, asked))
+            return _json(await self._do(action, visit, arguments))
 
         return answer
 
-    async def _do(self, action: ConsoleAction, visit: Visit, asked: msgspec.Struct) -> ActionResult:
+    async def _do(
+        self, action: ConsoleAction, visit: Visit, arguments: msgspec.Struct
+    ) -> ActionResult:
         try:
-            return await action.do(visit, asked)
+            return await action.do(visit, arguments)
         finally:
-            self._answers.forget()  # whoever looks next sees what came of it
+            self._answers.forget()  # the next page shows the result
 
     def _check_writable(self) -> None:
         if self._config.read_only:
@@ -339,9 +342,9 @@ class Console:
 
     def _download(self, download: ConsoleDownload) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
-            asked = _arguments(request, download)
+            arguments = _arguments(request, download)
             visit = await self._visit(request)
-            parts = download.content(visit, asked)
+            parts = download.content(visit, arguments)
             # An error before the first part is still an answer of its own.
             first = await anext(parts, b"")
 
@@ -440,8 +443,8 @@ async def _form(request: Request, *, checks_csrf: bool = True) -> dict[str, str]
 
 
 def _arguments(request: Request, route: Route) -> msgspec.Struct:
-    told = dict(request.query_params) | {k: str(v) for k, v in request.path_params.items()}
-    return read_arguments(route.arguments, told)
+    given = dict(request.query_params) | {k: str(v) for k, v in request.path_params.items()}
+    return read_arguments(route.arguments, given)
 
 
 def _check_typed(plan: ActionPlan, typed: str) -> None:

@@ -9,6 +9,7 @@ import msgspec
 
 from mqmesh.aio import AdminClient
 from mqmesh.clock import Clock
+from mqmesh.sdk.client.options import WHOLE_CLUSTER
 
 MAX_PER_USER: Final = 4
 """Clients of one user at a time, each of which has a thread; further requests wait."""
@@ -85,6 +86,7 @@ class Clients:
             timeout_ms=TIMEOUT_MS,
             broker_name=broker_name,
             credentials=credentials,
+            namespace=WHOLE_CLUSTER,
         )
 
     async def close_idle(self, idle_ms: int = IDLE_MS) -> None:

@@ -1,4 +1,4 @@
-"""State of a cluster in a few figures, computed once a look for all who look on. Pure."""
+"""State of a cluster in a few readings, computed once a look for all who look on. Pure."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -114,7 +114,7 @@ class ClusterView(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         at_ms: Wall clock; 0 before the first look.
         took_ms: Duration of the look.
-        problem: Why nothing is known, or the figures are old; "" if all is well.
+        problem: Why nothing is known, or the readings are old; "" if all is well.
         processes: All of them; those that do not answer first.
         in_per_s: Messages stored a second, of all topics but those of the system.
         out_per_s: Messages handed out a second.
@@ -156,8 +156,8 @@ class ClusterView(msgspec.Struct, frozen=True, kw_only=True):
         return [one.name for one in self.processes if one.restarted_ms]
 
 
-class Figures(msgspec.Struct, frozen=True):
-    """Figures of one look by topic and group.
+class ClusterReadings(msgspec.Struct, frozen=True):
+    """Readings of one look by topic and group.
 
     Attributes:
         in_per_s: Messages stored a second, by topic.
@@ -179,8 +179,8 @@ class Figures(msgspec.Struct, frozen=True):
     refusals: dict[tuple[str, ...], float] = {}
 
 
-def figures_of(families: Families, rates: Rates, now_ms: int) -> Figures:
-    """Return the figures of a look.
+def cluster_readings(families: Families, rates: Rates, now_ms: int) -> ClusterReadings:
+    """Return the readings of a look.
 
     Args:
         families: All metrics.
@@ -205,7 +205,7 @@ def figures_of(families: Families, rates: Rates, now_ms: int) -> Figures:
     rates.end_round()
     disks = {node: used for (node,), used in families.sums(DISK_USED, ("node_id",)).items()}
     in_per_s, out_per_s = by_topic
-    return Figures(
+    return ClusterReadings(
         in_per_s,
         out_per_s,
         list(_groups(families)),
@@ -269,7 +269,7 @@ class Standstills:
 
 def cluster_view(
     families: Families,
-    figures: Figures,
+    readings: ClusterReadings,
     raised: Iterable[RaisedAlarm],
     at_ms: int,
     took_ms: int,
@@ -280,7 +280,7 @@ def cluster_view(
 
     Args:
         families: All metrics.
-        figures: What ``figures_of`` found in them.
+        readings: What ``cluster_readings`` found in them.
         raised: Alarms, those that are not due yet, too.
         at_ms: Wall clock.
         took_ms: Duration of the look.
@@ -292,12 +292,12 @@ def cluster_view(
     processes = [
         ProcessView(role, name, bool(up), restarts.get(name, 0)) for (role, name), up in sorted(ups)
     ]
-    names = figures.in_per_s.keys() | figures.out_per_s.keys()
+    names = readings.in_per_s.keys() | readings.out_per_s.keys()
     topics = [
-        TopicRate(name, figures.in_per_s.get(name, 0.0), figures.out_per_s.get(name, 0.0))
+        TopicRate(name, readings.in_per_s.get(name, 0.0), readings.out_per_s.get(name, 0.0))
         for name in sorted(names)
     ]
-    disk_node = max(figures.disks, key=figures.disks.__getitem__, default="")
+    disk_node = max(readings.disks, key=readings.disks.__getitem__, default="")
     alarms = sorted([*_alarms(raised, at_ms), *stills], key=_urgency)
     answers = any(one.is_up and one.role == "namesrv" for one in processes)
     return ClusterView(
@@ -305,18 +305,18 @@ def cluster_view(
         took_ms=took_ms,
         problem="" if answers else "no name server answers",
         processes=sorted(processes, key=lambda one: one.is_up),
-        in_per_s=sum(figures.in_per_s.values()),
-        out_per_s=sum(figures.out_per_s.values()),
-        backlog=sum(one.lag for one in figures.groups),
-        disk_used=figures.disks.get(disk_node, 0.0),
+        in_per_s=sum(readings.in_per_s.values()),
+        out_per_s=sum(readings.out_per_s.values()),
+        backlog=sum(one.lag for one in readings.groups),
+        disk_used=readings.disks.get(disk_node, 0.0),
         disk_node=disk_node,
         alarms=alarms[:MAX_ALARMS],
         more_alarms=max(len(alarms) - MAX_ALARMS, 0),
         topics=len(topics),
-        groups=len(figures.groups),
+        groups=len(readings.groups),
         top_topics=sorted(topics, key=lambda one: -(one.in_per_s + one.out_per_s))[:TOP],
         lagging_groups=sorted(
-            (one for one in figures.groups if one.lag or one.failing), key=lambda one: -one.lag
+            (one for one in readings.groups if one.lag or one.failing), key=lambda one: -one.lag
         )[:TOP],
     )
 
@@ -333,13 +333,13 @@ def _restarts(entries: Iterable[RoleEntry], now_ms: int) -> dict[str, int]:
 def _alarms(raised: Iterable[RaisedAlarm], now_ms: int) -> Iterable[AlarmView]:
     for one in raised:
         alarm = one.alarm
-        if one.told_ms or now_ms - alarm.since_ms >= PENDING_MS:
+        if one.reported_ms or now_ms - alarm.since_ms >= PENDING_MS:
             yield AlarmView(
                 alarm.alarm,
                 alarm.severity,
                 alarm.summary,
                 alarm.since_ms,
-                not one.told_ms,
+                not one.reported_ms,
                 alarm.labels,
             )
 

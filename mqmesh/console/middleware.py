@@ -281,9 +281,9 @@ class Gate:
             more = {"WWW-Authenticate": 'Basic realm="mqmesh"'} if is_unknown else {}
             return Response(body, refused.status, more, media_type="application/json")
         if is_unknown and "hx-request" not in headers:
-            asked = scope["path"]
+            path = scope["path"]
             query = scope["query_string"].decode("latin-1")
-            back = incoming.url(asked) + (f"?{query}" if query else "")
+            back = incoming.url(path) + (f"?{query}" if query else "")
             where = f"{incoming.base}/login?{urlencode({'next': back})}"
             return RedirectResponse(where, HTTPStatus.SEE_OTHER)
         more = {"HX-Redirect": f"{incoming.base}/login"} if is_unknown else {}

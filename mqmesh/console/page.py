@@ -13,7 +13,7 @@ import msgspec
 
 from mqmesh.aio import AdminClient
 from mqmesh.clock import Clock
-from mqmesh.console.cluster_view import ClusterView, Figures
+from mqmesh.console.cluster_view import ClusterReadings, ClusterView
 from mqmesh.console.config import ConsoleConfig
 from mqmesh.console.rights import UserRights
 from mqmesh.console.series import SeriesBook
@@ -64,8 +64,8 @@ class Visit(msgspec.Struct, frozen=True):
         cluster: Name of the cluster; "" for the console's own one.
         namesrv_addr: Its name servers.
         sees_all: The user may see everything.
-        figures: Figures of the last look by topic and group; None where ``view`` is empty.
-        series: Histories of figures, for charts; None for users who may not see everything.
+        readings: Those of the last look by topic and group; None where ``view`` is empty.
+        series: Histories of readings, for charts; None for users who may not see everything.
         tails: Live tails of topics.
         routes: All routes of the console.
     """
@@ -79,7 +79,7 @@ class Visit(msgspec.Struct, frozen=True):
     cluster: str = ""
     namesrv_addr: list[str] = []
     sees_all: bool = True
-    figures: Figures | None = None
+    readings: ClusterReadings | None = None
     series: SeriesBook | None = None
     tails: Tails | None = None
     routes: "Sequence[Route]" = ()
@@ -90,7 +90,7 @@ class Visit(msgspec.Struct, frozen=True):
         ::
 
             async with visit.client(GroupAdmin) as admin:
-                progress = await admin.progress(asked.group)
+                progress = await admin.progress(arguments.group)
         """
         return self.lender.lend(self.user.credentials, kind, broker_name)
 
@@ -138,7 +138,7 @@ class TablePage(msgspec.Struct, Generic[_T], frozen=True, kw_only=True):
 
 def table_page(
     rows: Iterable[_T],
-    asked: TableArguments,
+    arguments: TableArguments,
     searched: Sequence[str] = (),
     *,
     sort: str = "",
@@ -148,25 +148,25 @@ def table_page(
 
     Args:
         rows: All of them.
-        asked: Page, order and search; an order by what is no field counts as none.
+        arguments: Page, order and search; an order by what is no field counts as none.
         searched: Fields with the texts to search in.
-        sort: Order where ``asked`` names none.
+        sort: Order where ``arguments`` names none.
         cut: As of ``TablePage``.
     """
     found = list(rows)
-    if asked.search:
-        wanted = asked.search.casefold()
+    if arguments.search:
+        wanted = arguments.search.casefold()
         found = [
             row
             for row in found
             if any(wanted in str(getattr(row, field)).casefold() for field in searched)
         ]
-    order = asked.sort or sort
+    order = arguments.sort or sort
     field = order.removeprefix("-")
     if found and field in type(found[0]).__struct_fields__:  # type: ignore[attr-defined]
         found.sort(key=lambda row: _sortable(getattr(row, field)), reverse=order.startswith("-"))
     pages = max(1, math.ceil(len(found) / ROWS_PER_PAGE))
-    page = min(asked.page, pages)
+    page = min(arguments.page, pages)
     begin = (page - 1) * ROWS_PER_PAGE
     return TablePage(
         rows=found[begin : begin + ROWS_PER_PAGE],
@@ -174,7 +174,7 @@ def table_page(
         page=page,
         pages=pages,
         sort=order,
-        search=asked.search,
+        search=arguments.search,
         cut=cut,
     )
 

@@ -113,19 +113,21 @@ def link(path: str, /, **arguments: Any) -> str:
     return path + ("?" + urlencode(given) if given else "")
 
 
-def again_link(path: str, asked: msgspec.Struct, of_path: Collection[str], **changes: Any) -> str:
+def again_link(
+    path: str, arguments: msgspec.Struct, of_path: Collection[str], **changes: Any
+) -> str:
     """Return the link to a page with its own arguments, but for those that change.
 
     Args:
         path: Of the page.
-        asked: Its arguments; those that are as by default are left out.
+        arguments: Its arguments; those that are as by default are left out.
         of_path: Names of those that stand in the path.
         changes: Arguments that change.
     """
     kept = {
-        field.name: getattr(asked, field.name)
-        for field in msgspec.structs.fields(asked)
-        if field.name not in of_path and getattr(asked, field.name) != field.default
+        field.name: getattr(arguments, field.name)
+        for field in msgspec.structs.fields(arguments)
+        if field.name not in of_path and getattr(arguments, field.name) != field.default
     }
     return link(path, **kept | changes)
 

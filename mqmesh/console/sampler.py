@@ -10,11 +10,11 @@ import msgspec
 
 from mqmesh.clock import Clock
 from mqmesh.console.cluster_view import (
+    ClusterReadings,
     ClusterView,
-    Figures,
     Standstills,
+    cluster_readings,
     cluster_view,
-    figures_of,
 )
 from mqmesh.console.config import ClusterSource
 from mqmesh.console.series import SeriesBook, SeriesKey
@@ -51,7 +51,7 @@ class ClusterSampler:
 
     Attributes:
         view: The last look.
-        figures: Its figures by topic and group; None before the first look.
+        readings: Its readings by topic and group; None before the first look.
         series: Histories for charts.
 
     Raises:
@@ -67,7 +67,7 @@ class ClusterSampler:
         collector: Collector | None = None,
     ) -> None:
         self.view = ClusterView()
-        self.figures: Figures | None = None
+        self.readings: ClusterReadings | None = None
         self.series = SeriesBook()
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="look")
         self._collector = collector or Collector(
@@ -121,16 +121,16 @@ class ClusterSampler:
         families = self._collector.collect()
         at_ms, now_ms = self._clock.wall_ms(), self._clock.monotonic_ms()
         self._board.judge(families, at_ms)
-        figures = figures_of(families, self._rates, now_ms)
+        readings = cluster_readings(families, self._rates, now_ms)
         raised = self._board.state.known.values()
-        self.figures = figures
+        self.readings = readings
         record = read_record(Path(self._data_dir)) if self._data_dir else None
         entries = () if record is None else record.roles
         stills = self._stills.look(families, at_ms)
         took_ms = now_ms - began_ms
-        self.view = cluster_view(families, figures, raised, at_ms, took_ms, entries, stills)
+        self.view = cluster_view(families, readings, raised, at_ms, took_ms, entries, stills)
         if not self.view.problem:
-            self.series.note(at_ms, series_values(self.view, figures))
+            self.series.note(at_ms, series_values(self.view, readings))
 
     def _is_watched(self) -> bool:
         return self._clock.monotonic_ms() - self._watched_ms < WATCHED_S * 1_000
@@ -154,7 +154,7 @@ class ClusterSampler:
                     return
 
 
-def series_values(view: ClusterView, figures: Figures) -> dict[SeriesKey, float]:
+def series_values(view: ClusterView, readings: ClusterReadings) -> dict[SeriesKey, float]:
     """Return the value of each series that is not 0; names are the exporter's, counters are rates.
 
     Those of the whole cluster are always there.
@@ -164,12 +164,12 @@ def series_values(view: ClusterView, figures: Figures) -> dict[SeriesKey, float]
         ("rocketmq_messages_out_total",): view.out_per_s,
         ("rocketmq_consumer_lag_messages",): view.backlog,
     }
-    for node, used in figures.disks.items():
+    for node, used in readings.disks.items():
         values["mqmesh_store_disk_used_ratio", node] = used
-    for group in figures.groups:
+    for group in readings.groups:
         if group.lag:
             values["rocketmq_consumer_lag_messages", group.group] = group.lag
-    for name, rates in (("in", figures.in_per_s), ("out", figures.out_per_s)):
+    for name, rates in (("in", readings.in_per_s), ("out", readings.out_per_s)):
         for topic, rate in rates.items():
             if rate:
                 values[f"rocketmq_messages_{name}_total", topic] = rate

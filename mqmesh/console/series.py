@@ -1,4 +1,4 @@
-"""Histories of figures for charts, bounded in memory. Pure."""
+"""Histories of readings for charts, bounded in memory. Pure."""
 
 from array import array
 from collections.abc import Iterable, Mapping
@@ -9,7 +9,7 @@ import msgspec
 from mqmesh.units import MIB
 
 SeriesKey = tuple[str, ...]
-"""Exporter's name of a figure, and the values of its labels: ``("rocketmq_messages_in_total",
+"""Exporter's name of a metric, and the values of its labels: ``("rocketmq_messages_in_total",
 "orders")``."""
 
 SHORT_S: Final = 3_600

@@ -13,7 +13,7 @@ MAX_ANSWERS: Final = 256
 
 
 class _Answer(msgspec.Struct):
-    asked: asyncio.Future[Any]
+    answer: asyncio.Future[Any]
     until_ms: int
 
 
@@ -38,7 +38,7 @@ class SharedAnswers:
         """Return a fresh answer, or ask; who comes meanwhile waits for the same answer.
 
         Args:
-            key: Question and asker.
+            key: Question and user.
             ask: Asks it.
         """
         now_ms = self._clock.monotonic_ms()
@@ -51,4 +51,4 @@ class SharedAnswers:
             if len(self._answers) < MAX_ANSWERS:
                 self._answers[key] = known
         # One tab that is closed must not take the answer from the others.
-        return await asyncio.shield(known.asked)
+        return await asyncio.shield(known.answer)

@@ -14,6 +14,7 @@ from mqmesh.errors import MQMeshError, NoPermission
 from mqmesh.message import StoredMessage
 from mqmesh.protocol.groups import LOOK_GROUP_PREFIX
 from mqmesh.protocol.membership import MessageModel
+from mqmesh.sdk.client.options import WHOLE_CLUSTER
 
 LONGEST_MS: Final = 60_000
 MAX_MESSAGES: Final = 1_000
@@ -70,7 +71,7 @@ class _Tail:
     def __init__(self, now_ms: int) -> None:
         self.state = "starting"
         self.is_over = False
-        self.began_ms = self.asked_ms = now_ms
+        self.began_ms = self.last_poll_ms = now_ms
         self.messages: list[TailedMessage] = []
         self.task: asyncio.Task[None] | None = None
 
@@ -119,7 +120,7 @@ class Tails:
                 raise NoPermission(f"{MAX_TAILS} tails are open already; stop one first")
             tail = self._tails[key] = _Tail(now_ms)
             tail.task = asyncio.ensure_future(self._run(tail, credentials, topic))
-        tail.asked_ms = now_ms
+        tail.last_poll_ms = now_ms
         return TailView(tail.state, tail.is_over, list(tail.messages))
 
     async def stop(self, credentials: str, topic: str, name: str) -> None:
@@ -138,7 +139,7 @@ class Tails:
 
     def _forget_old(self, now_ms: int) -> None:
         for key, tail in list(self._tails.items()):
-            if tail.is_over and now_ms - tail.asked_ms > UNWATCHED_MS:
+            if tail.is_over and now_ms - tail.last_poll_ms > UNWATCHED_MS:
                 del self._tails[key]
 
     async def _run(self, tail: _Tail, credentials: str, topic: str) -> None:
@@ -148,6 +149,7 @@ class Tails:
                     f"{LOOK_GROUP_PREFIX}{secrets.token_hex(8)}",
                     namesrv_addr=self._namesrv_addr,
                     credentials=credentials,
+                    namespace=WHOLE_CLUSTER,
                     message_model=MessageModel.BROADCASTING,
                     auto_commit=False,
                     offsets_dir=folder,
@@ -164,8 +166,8 @@ class Tails:
         if not tail.is_over:
             tail.state = "listening"
         while not tail.is_over:
-            room = MAX_MESSAGES - len(tail.messages)
-            for message in await consumer.poll(POLL_MS, room):
+            capacity = MAX_MESSAGES - len(tail.messages)
+            for message in await consumer.poll(POLL_MS, capacity):
                 tail.messages.append(self._shown(message))
             self._judge(tail)
 
@@ -175,7 +177,7 @@ class Tails:
             tail.state, tail.is_over = f"ended after {MAX_MESSAGES:,} messages", True
         elif now_ms - tail.began_ms >= LONGEST_MS:
             tail.state, tail.is_over = f"ended after {LONGEST_MS // 1_000} s", True
-        elif now_ms - tail.asked_ms >= UNWATCHED_MS:
+        elif now_ms - tail.last_poll_ms >= UNWATCHED_MS:
             tail.state, tail.is_over = "ended: nobody looked", True
 
     def _shown(self, message: StoredMessage) -> TailedMessage:

@@ -15,7 +15,7 @@ import msgspec
 from mqmesh.clock import Clock
 from mqmesh.config import dump_toml, parse_config
 from mqmesh.errors import ConfigError, InvalidArgument
-from mqmesh.private_files import open_private
+from mqmesh.private_files import save_private
 
 SCRYPT_N: Final = 1 << 15
 SCRYPT_R: Final = 8
@@ -148,12 +148,7 @@ def save_users(path: Path, users: UsersFile) -> None:
     Raises:
         OSError: It cannot be written.
     """
-    beside = path.with_name(f"{path.name}.new")
-    with open(beside, "w", encoding="utf-8", opener=open_private) as file:
-        file.write(dump_toml(users))
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+    save_private(path, dump_toml(users))
 
 
 def new_user(name: str, password: str, credentials: str) -> StoredUser:

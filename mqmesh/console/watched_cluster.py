@@ -74,7 +74,7 @@ class WatchedCluster:
             rights=answer.rights,
             sees_all=answer.has_view,
             view=self.sampler.view if answer.has_view else ClusterView(problem=NOT_FOR_YOU),
-            figures=self.sampler.figures if answer.has_view else None,
+            readings=self.sampler.readings if answer.has_view else None,
             series=self.sampler.series if answer.has_view else None,
             lender=self.lender,
             tails=self.tails,
@@ -111,5 +111,5 @@ class WatchedCluster:
 
     async def _access_list(self, credentials: str, today: datetime.date) -> AccessList:
         async with self.lender.lend(credentials, AccessClient) as client:
-            told = await client.access_list()
-        return read_access_list(told.text, "the access list", today)
+            response = await client.access_list()
+        return read_access_list(response.text, "the access list", today)

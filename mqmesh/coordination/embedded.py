@@ -95,12 +95,12 @@ class EmbeddedCoordinator:
 
     def begin_session(self, ttl_ms: int, presence: Presence, on_done: OnDone[SessionId]) -> None:
         """Begins a session."""
-        said = check_session(ttl_ms, presence)
+        value = check_session(ttl_ms, presence)
         key = self._key(presence.group)
-        asked = BeginSessionRequest(key, presence.replica_id, ttl_ms, said, presence.process)
+        request = BeginSessionRequest(key, presence.replica_id, ttl_ms, value, presence.process)
         self._ask(
             RequestCode.BEGIN_SESSION,
-            asked,
+            request,
             BeginSessionResponse,
             lambda answer: SessionId(answer.session),
             on_done,
@@ -108,18 +108,18 @@ class EmbeddedCoordinator:
 
     def keep_alive(self, session: SessionId, presence: Presence, on_done: OnDone[int]) -> None:
         """Renews a session."""
-        asked = KeepSessionRequest(session, encode_presence(presence))
+        request = KeepSessionRequest(session, encode_presence(presence))
         sent_ms = self._clock.boot_ms()
 
-        def told(answer: KeepSessionResponse) -> int | MQMeshError:
+        def outcome_of(answer: KeepSessionResponse) -> int | MQMeshError:
             return sent_ms + answer.ttl_ms if answer.alive else _lost(session)
 
-        self._ask(RequestCode.KEEP_SESSION, asked, KeepSessionResponse, told, on_done)
+        self._ask(RequestCode.KEEP_SESSION, request, KeepSessionResponse, outcome_of, on_done)
 
     def end_session(self, session: SessionId, on_done: OnDone[None] | None = None) -> None:
         """Ends a session."""
-        asked = EndSessionRequest(session)
-        self._ask(RequestCode.END_SESSION, asked, None, lambda answer: None, on_done or _nothing)
+        request = EndSessionRequest(session)
+        self._ask(RequestCode.END_SESSION, request, None, lambda answer: None, on_done or _nothing)
 
     def read(self, group: str, on_done: OnDone[StateRecord]) -> None:
         """Reads a group's record."""
@@ -134,9 +134,9 @@ class EmbeddedCoordinator:
         on_done: OnDone[int],
     ) -> None:
         """Replaces a group's record."""
-        asked = ChangeRecordRequest(self._key(group), version, encode_state(state), session)
+        request = ChangeRecordRequest(self._key(group), version, encode_state(state), session)
 
-        def told(answer: ChangeRecordResponse) -> int | MQMeshError:
+        def outcome_of(answer: ChangeRecordResponse) -> int | MQMeshError:
             if answer.status == ChangeStatus.SESSION_LOST:
                 return _lost(session)
             if answer.status == ChangeStatus.CHANGED:
@@ -146,7 +146,7 @@ class EmbeddedCoordinator:
                 _state_of(answer.version, answer.value),
             )
 
-        self._change(asked, told, on_done)
+        self._change(request, outcome_of, on_done)
 
     def presences(self, group: str, on_done: OnDone[tuple[LiveReplica, ...]]) -> None:
         """Reads whose sessions live."""
@@ -168,9 +168,9 @@ class EmbeddedCoordinator:
         self, version: int, settings: dict[str, SettingValue], on_done: OnDone[int]
     ) -> None:
         """Replaces the settings of the cluster."""
-        asked = ChangeRecordRequest(self._settings_key(), version, encode_settings(settings))
+        request = ChangeRecordRequest(self._settings_key(), version, encode_settings(settings))
 
-        def told(answer: ChangeRecordResponse) -> int | MQMeshError:
+        def outcome_of(answer: ChangeRecordResponse) -> int | MQMeshError:
             if answer.status == ChangeStatus.CHANGED:
                 return answer.version
             return Conflict(
@@ -178,7 +178,7 @@ class EmbeddedCoordinator:
                 _settings_of(answer.version, answer.value),
             )
 
-        self._change(asked, told, on_done)
+        self._change(request, outcome_of, on_done)
 
     def read_settings(self, on_done: OnDone[SettingsRecord]) -> None:
         """Reads the settings of the cluster."""
@@ -196,51 +196,51 @@ class EmbeddedCoordinator:
     # ---- Requests --------------------------------------------------------------------
 
     def _view(
-        self, key: str, told: Callable[[RecordView], _T | MQMeshError], on_done: OnDone[_T]
+        self, key: str, outcome_of: Callable[[RecordView], _T | MQMeshError], on_done: OnDone[_T]
     ) -> None:
-        self._ask(RequestCode.READ_RECORD, ReadRecordRequest(key), RecordView, told, on_done)
+        self._ask(RequestCode.READ_RECORD, ReadRecordRequest(key), RecordView, outcome_of, on_done)
 
     def _change(
         self,
-        asked: ChangeRecordRequest,
-        told: Callable[[ChangeRecordResponse], int | MQMeshError],
+        request: ChangeRecordRequest,
+        outcome_of: Callable[[ChangeRecordResponse], int | MQMeshError],
         on_done: OnDone[int],
     ) -> None:
         code, kind = RequestCode.CHANGE_RECORD, ChangeRecordResponse
         if not self._connection.connected:
             error = CoordinatorUnavailable(f"no connection to the coordinator at {self._address}")
-            self._loop.call_later(0, partial(self._tell, on_done, error))
+            self._loop.call_later(0, partial(self._finish, on_done, error))
             return
-        self._ask(code, asked, kind, told, on_done, changes=True)
+        self._ask(code, request, kind, outcome_of, on_done, changes=True)
 
     def _ask(
         self,
         code: RequestCode,
-        asked: msgspec.Struct,
+        request: msgspec.Struct,
         kind: type[_H] | None,
-        told: Callable[[_H], _T | MQMeshError],
+        outcome_of: Callable[[_H], _T | MQMeshError],
         on_done: OnDone[_T],
         *,
         changes: bool = False,
     ) -> None:
         def take(answer: Command | MQMeshError) -> None:
             if isinstance(answer, MQMeshError):
-                self._tell(on_done, self._error(answer, changes=changes))
+                self._finish(on_done, self._error(answer, changes=changes))
                 return
             outcome: _T | MQMeshError
             try:
-                outcome = told(None if kind is None else decode_header(kind, answer.header))  # type: ignore[arg-type]  # None where there is no header
+                outcome = outcome_of(None if kind is None else decode_header(kind, answer.header))  # type: ignore[arg-type]  # None where there is no header
             except MQMeshError as error:
                 outcome = error
-            self._tell(on_done, outcome)
+            self._finish(on_done, outcome)
 
         try:
             self._connection.request(
-                code, take, header=encode_header(asked), timeout_ms=self._timeout_ms
+                code, take, header=encode_header(request), timeout_ms=self._timeout_ms
             )
         except MQMeshError as error:
             failure = CoordinatorUnavailable(f"the coordinator cannot be asked: {error}")
-            self._loop.call_later(0, partial(self._tell, on_done, failure))
+            self._loop.call_later(0, partial(self._finish, on_done, failure))
 
     def _error(self, error: MQMeshError, *, changes: bool) -> MQMeshError:
         refused = isinstance(error, BrokerError) and error.code in _REFUSED
@@ -250,7 +250,7 @@ class EmbeddedCoordinator:
             return CoordinatorUnavailable(f"the coordinator at {self._address}: {error}")
         return error
 
-    def _tell(self, on_done: OnDone[_T], outcome: _T | MQMeshError) -> None:
+    def _finish(self, on_done: OnDone[_T], outcome: _T | MQMeshError) -> None:
         if not self._closed:
             on_done(outcome)
 

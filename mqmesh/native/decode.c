@@ -12,8 +12,8 @@
 /* What the next message may share with the one before. */
 typedef struct {
     Reading reading;
-    PyObject *topic, *tag; /* borrowed, and owned or NULL */
-    const char *topic_bytes;
+    PyObject *topic, *tag; /* of the messages: borrowed, and owned or NULL */
+    const char *topic_bytes; /* as it is stored */
     Py_ssize_t topic_size, strings;
 } Batch;
 
@@ -156,15 +156,16 @@ make_messages(const Decoder *self, Batch *batch, Py_ssize_t count, long long fir
 }
 
 PyDoc_STRVAR(decode_doc,
-"decode(payload, count, topic, first_offset, batch)\n--\n\n"
-"The messages of a payload with their places; None if they are not for it.");
+"decode(payload, count, topic, first_offset, batch, shown)\n--\n\n"
+"The messages of a payload with their places; None if they are not for it. All are stored under a\n"
+"topic, and have another one.");
 
 static PyObject *
 decoder_decode(Decoder *self, PyObject *const *args, Py_ssize_t given)
 {
-    if (given != 5 || !PyUnicode_Check(args[2])) {
+    if (given != 6 || !PyUnicode_Check(args[2]) || !PyUnicode_Check(args[5])) {
         PyErr_SetString(PyExc_TypeError,
-                        "decode takes a payload, a count, a topic, an offset and a batch");
+                        "decode takes a payload, a count, a topic, an offset, a batch and a topic");
         return NULL;
     }
     Py_ssize_t count = PyLong_AsSsize_t(args[1]);
@@ -173,7 +174,7 @@ decoder_decode(Decoder *self, PyObject *const *args, Py_ssize_t given)
     long long first_offset = PyLong_AsLongLong(args[3]);
     if (first_offset == -1 && PyErr_Occurred())
         return NULL;
-    Batch batch = {.topic = args[2]};
+    Batch batch = {.topic = args[5]};
     batch.topic_bytes = utf8_of(args[2], &batch.topic_size);
     if (batch.topic_bytes == NULL || !PyUnicode_IS_COMPACT_ASCII(args[2])
             || count < 1 || first_offset < 0 || first_offset > LLONG_MAX - count)

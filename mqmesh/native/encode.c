@@ -27,6 +27,8 @@ typedef struct {
 /* What all messages of a batch have in common, and what was found among them. */
 typedef struct {
     PyObject *topic, *sharding_key, *tag; /* of the first message, borrowed */
+    const char *prefix; /* written in front of each topic, which is not in it */
+    Py_ssize_t prefix_size;
     PyObject *reserved; /* names of properties that it must not have, borrowed or NULL */
     long long delay_level;
     Py_ssize_t max_body_bytes, strings;
@@ -71,16 +73,21 @@ put_header(unsigned char *at, unsigned char code, unsigned long long number, int
 }
 
 static inline unsigned char *
+put_text_header(unsigned char *at, size_t size)
+{
+    if (size < 32) {
+        *at = (unsigned char)(0xa0 | size);
+        return at + 1;
+    }
+    return size < 256 ? put_header(at, 0xd9, size, 1) : put_header(at, 0xda, size, 2);
+}
+
+static inline unsigned char *
 put_text(unsigned char *at, PyObject *text)
 {
     Py_ssize_t size = 0;
     const char *bytes = utf8_of(text, &size);
-    if (size < 32)
-        *at++ = (unsigned char)(0xa0 | size);
-    else if (size < 256)
-        at = put_header(at, 0xd9, (size_t)size, 1);
-    else
-        at = put_header(at, 0xda, (size_t)size, 2);
+    at = put_text_header(at, (size_t)size);
     memcpy(at, bytes, (size_t)size);
     return at + size;
 }
@@ -234,7 +241,8 @@ message_size(const Encoder *self, PyObject *message, Batch *batch)
         limits, SLOT(message, at->delay_level), SLOT(message, at->deliver_at_ms), batch);
     if (tag < 0 || keys < 0 || properties < 0 || flag < 0 || sharding_key < 0 || delay < 0)
         return -1;
-    return 1 + text_size(PyUnicode_GET_LENGTH(batch->topic)) + bytes_size(body_bytes) + tag + keys
+    Py_ssize_t topic = batch->prefix_size + PyUnicode_GET_LENGTH(batch->topic);
+    return 1 + text_size(topic) + bytes_size(body_bytes) + tag + keys
         + properties + number_size(flag) + sharding_key + delay;
 }
 
@@ -252,7 +260,7 @@ look_at_first(const Encoder *self, PyObject *first, Batch *batch)
     batch->is_timed = number_of(SLOT(first, self->message.deliver_at_ms), LLONG_MAX) > 0;
     if (utf8_of(batch->topic, &size) == NULL || !PyUnicode_IS_COMPACT_ASCII(batch->topic))
         return -1;
-    return 0 < size && size <= self->limits.topic ? 0 : -1;
+    return 0 < size && batch->prefix_size + size <= self->limits.topic ? 0 : -1;
 }
 
 /* Of the whole batch. */
@@ -291,10 +299,15 @@ put_properties(unsigned char *at, PyObject *properties)
 }
 
 static inline unsigned char *
-put_message(const MessageSlots *slots, unsigned char *at, PyObject *message)
+put_message(const MessageSlots *slots, unsigned char *at, PyObject *message, const Batch *batch)
 {
+    Py_ssize_t size = 0;
+    const char *topic = utf8_of(batch->topic, &size);
     at = put_count(at, 9, 0x90, 0xdc);
-    at = put_text(at, SLOT(message, slots->topic));
+    at = put_text_header(at, (size_t)(batch->prefix_size + size));
+    memcpy(at, batch->prefix, (size_t)batch->prefix_size);
+    memcpy(at + batch->prefix_size, topic, (size_t)size);
+    at += batch->prefix_size + size;
     at = put_bytes(at, SLOT(message, slots->body));
     at = put_optional(at, SLOT(message, slots->tag));
     PyObject *keys = SLOT(message, slots->keys);
@@ -347,18 +360,22 @@ tag_hashes(const Encoder *self, PyObject *messages, const Batch *batch)
 }
 
 PyDoc_STRVAR(encode_doc,
-"encode(messages, max_body_bytes, is_one, with_places)\n--\n\n"
-"The encoded messages, whether one has keys, their tag hashes (None if a tag is not known), and if\n"
+"encode(messages, max_body_bytes, is_one, with_places, prefix)\n--\n\n"
+"The encoded messages, with a prefix in front of each topic, whether one has keys, their tag hashes (None if a tag is not known), and if\n"
 "wanted where each begins and the last one ends (unsigned ints); None if they are not for it.");
 
 static PyObject *
 encoder_encode(Encoder *self, PyObject *const *args, Py_ssize_t count)
 {
-    if (count != 4 || !PyLong_Check(args[1]) || !PyBool_Check(args[2]) || !PyBool_Check(args[3])) {
-        PyErr_SetString(PyExc_TypeError, "encode takes messages, a number and two bools");
+    if (count != 5 || !PyLong_Check(args[1]) || !PyBool_Check(args[2]) || !PyBool_Check(args[3])
+            || !PyUnicode_Check(args[4])) {
+        PyErr_SetString(PyExc_TypeError, "encode takes messages, a number, two bools and a text");
         return NULL;
     }
     Batch batch = {0};
+    batch.prefix = PyUnicode_AsUTF8AndSize(args[4], &batch.prefix_size);
+    if (batch.prefix == NULL)
+        return NULL;
     batch.max_body_bytes = PyLong_AsSsize_t(args[1]);
     if (batch.max_body_bytes == -1 && PyErr_Occurred())
         return NULL;
@@ -384,7 +401,7 @@ encoder_encode(Encoder *self, PyObject *const *args, Py_ssize_t count)
     for (Py_ssize_t number = 0; number < PyList_GET_SIZE(messages); number++) {
         if (place_count)
             place = put_place(place, at - begin);
-        at = put_message(&self->message, at, PyList_GET_ITEM(messages, number));
+        at = put_message(&self->message, at, PyList_GET_ITEM(messages, number), &batch);
     }
     if (place_count)
         put_place(place, at - begin);

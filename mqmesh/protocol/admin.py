@@ -5,8 +5,9 @@ from typing import Annotated, Final
 import msgspec
 
 from mqmesh.metrics import MetricReading
+from mqmesh.protocol.names import TopicName
 from mqmesh.protocol.pulling import QueueId
-from mqmesh.protocol.route import Name, Names, TopicConfig
+from mqmesh.protocol.route import TopicConfig, TopicNames
 from mqmesh.units import MAX_OFFSET
 
 MAX_TOPICS_PER_CREATION: Final = 10_000
@@ -84,7 +85,7 @@ class GetTopicConfigRequest(msgspec.Struct, array_like=True, frozen=True, gc=Fal
         TOPIC_NOT_EXIST: No such topic.
     """
 
-    topic: Name = ""
+    topic: TopicName = ""
 
 
 class TopicConfigs(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -96,7 +97,7 @@ class TopicConfigs(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """
 
     topics: list[TopicConfig]
-    with_schema: Names = []
+    with_schema: TopicNames = []
 
 
 class TopicStatsRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -109,7 +110,7 @@ class TopicStatsRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
         TOPIC_NOT_EXIST: No such topic.
     """
 
-    topic: Name
+    topic: TopicName
 
 
 class QueueStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -141,7 +142,7 @@ class TopicStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
         queues: One for each queue id, in order.
     """
 
-    topic: str
+    topic: TopicName
     queues: list[QueueStats]
 
 
@@ -327,7 +328,7 @@ class QueueEntriesRequest(msgspec.Struct, array_like=True, frozen=True, gc=False
         REQUEST_CODE_NOT_SUPPORTED: The store is not of the backend ``commitlog``.
     """
 
-    topic: Name
+    topic: TopicName
     queue_id: QueueId
     queue_offset: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
     count: Annotated[int, msgspec.Meta(ge=1, le=MAX_QUEUE_ENTRIES)]
@@ -405,7 +406,7 @@ class CleanedTopic(msgspec.Struct, array_like=True, frozen=True, gc=False):
         min_after: And after.
     """
 
-    topic: str
+    topic: TopicName
     queues: int
     messages: int
     min_before: int

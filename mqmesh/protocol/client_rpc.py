@@ -10,6 +10,7 @@ from typing import Annotated, Final
 import msgspec
 
 from mqmesh.protocol.membership import Subscription, TopicConsumption
+from mqmesh.protocol.names import GroupName, TopicName
 from mqmesh.protocol.pulling import Offset, QueueId
 from mqmesh.protocol.route import Name
 
@@ -41,7 +42,7 @@ class RunningInfoRequest(msgspec.Struct, array_like=True, frozen=True, gc=False)
         SYSTEM_BUSY: 1,000 questions are under way.
     """
 
-    group: Name
+    group: GroupName
     client_id: Name
     with_stacks: bool = False
 
@@ -64,7 +65,7 @@ class RunningQueue(msgspec.Struct, array_like=True, frozen=True, gc=False):
         since_commit_ms: Since ``committed_offset`` became it, -1 for never.
     """
 
-    topic: str
+    topic: TopicName
     broker_name: str
     queue_id: QueueId
     state: str
@@ -91,7 +92,7 @@ class InFlightMessage(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """
 
     message_id: str
-    topic: str
+    topic: TopicName
     broker_name: str
     queue_id: QueueId
     queue_offset: Offset
@@ -115,7 +116,7 @@ class RunningInfo(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """
 
     client_id: str
-    group: str
+    group: GroupName
     kind: str
     started_ms: int
     properties: dict[str, str]
@@ -149,7 +150,7 @@ class HandToRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
         SYSTEM_BUSY: 1,000 questions are under way.
     """
 
-    group: Name
+    group: GroupName
     client_id: Name
     commitlog_offset: Offset
     ordinal: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] = 0

@@ -31,8 +31,8 @@ class ResponseCode(enum.IntEnum):
     MESSAGE_ILLEGAL = 13
     """A frame, header, name, number or batch out of bounds. Try again: no."""
     SERVICE_NOT_AVAILABLE = 14
-    """Starting, recovering, stopping, or the store was stopped by an error. Try again: yes,
-    elsewhere first."""
+    """Starting, recovering, stopping, or the store was stopped by an error; or a change is in the
+    log, but not safe yet. Try again: yes, elsewhere first."""
     VERSION_NOT_SUPPORTED = 15
     """The command exists, but not in this version. Try again: no."""
     NO_PERMISSION = 16
@@ -70,6 +70,9 @@ class ResponseCode(enum.IntEnum):
     """A master of an epoch that is over: another replica is the master now. Try again: no."""
     STALE_RECEIPT = 33
     """Somebody else has got the message by now, or the group's offset was moved. Try again: no."""
+    REVISION_CONFLICT = 34
+    """The key of a table has another newest revision than expected; nothing was stored. Try again:
+    no, after reading the value again."""
     CANCEL_REFUSED = 40
     """The delayed message was delivered or cancelled before, or is leaving. Try again: no."""
     CLIENT_NOT_ONLINE = 206
@@ -97,6 +100,7 @@ _CLASS_OF_CODE: Final[dict[int, type[errors.BrokerError]]] = {
     ResponseCode.STALE_RECEIPT: errors.StaleReceipt,
     ResponseCode.CANCEL_REFUSED: errors.CancelRefused,
     ResponseCode.SEQUENCE_CONFLICT: errors.SequenceConflict,
+    ResponseCode.REVISION_CONFLICT: errors.RevisionConflict,
     ResponseCode.CLIENT_NOT_ONLINE: errors.ClientNotOnline,
     ResponseCode.FILTER_FAILED: errors.FilterFailed,
     ResponseCode.SUBSCRIPTION_NOT_EXIST: errors.FilterUnknown,
@@ -116,6 +120,7 @@ _CODE_OF_CLASS: Final[tuple[tuple[type[Exception], ResponseCode], ...]] = (
     (errors.FilterUnknown, ResponseCode.SUBSCRIPTION_NOT_EXIST),
     (errors.CancelRefused, ResponseCode.CANCEL_REFUSED),
     (errors.SequenceConflict, ResponseCode.SEQUENCE_CONFLICT),
+    (errors.RevisionConflict, ResponseCode.REVISION_CONFLICT),
     (errors.SystemBusy, ResponseCode.SYSTEM_BUSY),
     (errors.NotMaster, ResponseCode.NOT_MASTER),
     (errors.StaleEpoch, ResponseCode.STALE_EPOCH),

@@ -85,10 +85,12 @@ class Principal(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         name: Of the user.
         key: Public key that it proved to have; "" for none.
+        namespace: The only namespace whose topics and groups it may see; "" for all.
     """
 
     name: str
     key: str = ""
+    namespace: str = ""
 
 
 ANYBODY: Final = Principal("anybody")

@@ -21,9 +21,11 @@ from mqmesh.protocol import (
     coordination,
     delivery,
     filters,
+    gateway,
     groups,
     membership,
     messaging,
+    processing,
     pulling,
     queries,
     replay,
@@ -33,6 +35,7 @@ from mqmesh.protocol import (
     route,
     schedule,
     snapshots,
+    tables,
     topic_schema,
     transactions,
 )
@@ -100,6 +103,8 @@ class CommandSpec(msgspec.Struct, frozen=True):
         oneway: Sent without a wish for an answer.
         fixed: Reads a header that is no msgpack array.
         broker: Where the header names the broker group that it speaks for; "" for nowhere.
+        scoped: A user that is confined to a namespace may ask without naming anything: the answer
+            has only what is in the namespace.
     """
 
     code: "RequestCode"
@@ -115,6 +120,7 @@ class CommandSpec(msgspec.Struct, frozen=True):
     oneway: bool = False
     fixed: Callable[[memoryview], Any] | None = None
     broker: str = ""
+    scoped: bool = False
 
     def decoder(self) -> Callable[[memoryview], Any]:
         """Return the function that decodes the bytes of a request's header.
@@ -177,6 +183,7 @@ def _row(
     oneway: bool = False,
     fixed: Callable[[memoryview], Any] | None = None,
     broker: str = "",
+    scoped: bool = False,
 ) -> int:
     """Note the row of a command, and return its number."""
     who = frozenset({servers} if isinstance(servers, ServedBy) else servers)
@@ -195,6 +202,7 @@ def _row(
         oneway=oneway,
         fixed=fixed,
         broker=broker,
+        scoped=scoped,
     )
     return number
 
@@ -211,7 +219,8 @@ class RequestCode(enum.IntEnum):
 
     PING = _row(1, ALL, NONE, reply=admin.RoleInfo)
     """Asks a process what it is; the health check. Answered also while a broker recovers."""
-    GET_BROKER_RUNTIME_INFO = _row(28, ALL, VIEW, admin.RuntimeInfoRequest, admin.RuntimeInfo)
+    GET_BROKER_RUNTIME_INFO = _row(28, ALL, VIEW, admin.RuntimeInfoRequest, admin.RuntimeInfo,
+        scoped=True)
     GET_ACCESS_LIST = _row(1_080, ALL, VIEW, admin.GetAccessListRequest, admin.AccessListInfo)
     UPDATE_ACCESS_LIST = _row(1_081, ALL, ADMIN, admin.UpdateAccessListRequest)
     PROBE_CLIENT = _row(1_004, CLIENT, INTERNAL, oneway=True)
@@ -230,7 +239,7 @@ class RequestCode(enum.IntEnum):
         route.GetRoutesRequest, route.TopicRoutes, topics=LOOKED_UP)
     GET_BROKER_CLUSTER_INFO = _row(106, NAMESRV, NONE, route.GetClusterRequest, route.ClusterInfo)
     GET_ALL_TOPIC_LIST_FROM_NAMESERVER = _row(206, NAMESRV, VIEW,
-        route.TopicListRequest, route.TopicList)
+        route.TopicListRequest, route.TopicList, scoped=True)
     DELETE_TOPIC_IN_NAMESRV = _row(216, NAMESRV, ADMIN, route.DeleteTopicRequest, topics="topic")
     """Forgets the routes of a topic, also queues of an ordered topic whose broker will not return.
 
@@ -297,10 +306,13 @@ class RequestCode(enum.IntEnum):
         TOPIC_NOT_EXIST: No such topic, and it may not be created.
         NO_PERMISSION: The topic is not writable, or the key is not that of the producer id.
         SEQUENCE_CONFLICT: Other messages are stored under these sequences.
+        REVISION_CONFLICT: Of a batch for a table: a key has another newest revision than expected.
         NOT_MASTER: The broker is a follower.
         DISK_FULL: No room to write.
         SERVICE_NOT_AVAILABLE: The broker is not ready.
     """
+    QUERY_PRODUCER = _row(1_115, BROKER, PUB,
+        messaging.ProducerRequest, messaging.ProducerInfo, topics="topic")
     PULL_MESSAGE = _row(11, (BROKER, FILTERSRV), SUB,
         pulling.PullRequest, pulling.PullResponse, topics="topic", groups="group")
     VIEW_MESSAGE = _row(33, BROKER, SUB, pulling.ViewMessageRequest, topics=LOOKED_UP)
@@ -340,6 +352,14 @@ class RequestCode(enum.IntEnum):
     RELEASE_LEASES = _row(1_113, BROKER, ADMIN_OWN,
         delivery.ReleaseLeasesRequest, delivery.ReleasedLeases, groups="group")
 
+    # Messages that are made of others.
+    COMMIT_PROCESSED = _row(1_116, BROKER, SUB,
+        processing.CommitProcessedRequest, topics="topic", groups="group")
+
+    # Tables.
+    READ_TABLE = _row(1_120, BROKER, SUB,
+        tables.ReadTableRequest, tables.TableEntries, topics="topic")
+
     # Clients.
     HEART_BEAT = _row(34, BROKER, SUB,
         membership.HeartbeatRequest, membership.HeartbeatResponse,
@@ -368,7 +388,8 @@ class RequestCode(enum.IntEnum):
     CHECK_TRANSACTION_STATE = _row(39, CLIENT, INTERNAL,
         transactions.CheckTransactionState, groups="group", oneway=True)
     LIST_HALF_MESSAGES = _row(1_040, BROKER, VIEW,
-        transactions.ListHalfMessagesRequest, transactions.HalfList, topics="topic", groups="group")
+        transactions.ListHalfMessagesRequest, transactions.HalfList,
+        topics="topic", groups="group", scoped=True)
     VIEW_HALF_MESSAGE = _row(1_041, BROKER, ADMIN,
         transactions.ViewHalfMessageRequest, transactions.HalfInfo, topics=LOOKED_UP)
     END_HALF_MESSAGE = _row(1_042, BROKER, ADMIN,
@@ -385,6 +406,10 @@ class RequestCode(enum.IntEnum):
     REFUSE_CANCEL = _row(1_034, BROKER, INTERNAL, schedule.RefuseCancelRequest, oneway=True)
     NOTIFY_SCHEDULE = _row(1_035, SCHEDULE, INTERNAL, schedule.ScheduleNews, oneway=True)
 
+    # RocketMQ's clients.
+    GET_GATEWAY_CLIENTS = _row(1_114, GATEWAY, VIEW,
+        gateway.GatewayClientsRequest, gateway.GatewayClients, scoped=True)
+
     # Filters in Python.
     REGISTER_FILTER_SERVER = _row(301, BROKER, INTERNAL, filters.RegisterFilterServerRequest)
     GET_FILTER_SERVER = _row(1_020, BROKER, SUB,
@@ -396,7 +421,7 @@ class RequestCode(enum.IntEnum):
     UPDATE_AND_CREATE_SUBSCRIPTIONGROUP = _row(200, BROKER, ADMIN,
         groups.UpdateGroupRequest, groups.GroupConfig, groups="config.group")
     GET_ALL_SUBSCRIPTIONGROUP_CONFIG = _row(201, BROKER, VIEW_OWN,
-        groups.GetGroupsRequest, groups.GroupSummaries, groups="group")
+        groups.GetGroupsRequest, groups.GroupSummaries, groups="group", scoped=True)
     DELETE_SUBSCRIPTIONGROUP = _row(207, BROKER, ADMIN, groups.DeleteGroupRequest, groups="group")
     GET_CONSUMER_CONNECTION_LIST = _row(203, BROKER, VIEW_OWN,
         groups.ConsumerConnectionsRequest, groups.ConsumerConnections, groups="group")
@@ -405,7 +430,7 @@ class RequestCode(enum.IntEnum):
     GET_CONSUME_STATS = _row(208, BROKER, VIEW_OWN,
         groups.ConsumeStatsRequest, groups.ConsumeStats, topics="topic", groups="group")
     GET_GROUPS_PROGRESS = _row(1_075, BROKER, VIEW,
-        groups.GroupsProgressRequest, groups.GroupsProgress)
+        groups.GroupsProgressRequest, groups.GroupsProgress, scoped=True)
     QUERY_TOPIC_CONSUME_BY_WHO = _row(300, BROKER, VIEW,
         groups.TopicConsumersRequest, groups.GroupNames, topics="topic")
     INVOKE_BROKER_TO_RESET_OFFSET = _row(222, BROKER, ADMIN_OWN,
@@ -429,7 +454,7 @@ class RequestCode(enum.IntEnum):
     CREATE_TOPICS = _row(1_086, BROKER, ADMIN,
         admin.CreateTopicsRequest, admin.TopicConfigs, topics="configs[].topic")
     GET_TOPIC_CONFIG = _row(21, BROKER, VIEW,
-        admin.GetTopicConfigRequest, admin.TopicConfigs, topics="topic")
+        admin.GetTopicConfigRequest, admin.TopicConfigs, topics="topic", scoped=True)
     PUT_TOPIC_SCHEMA = _row(1_108, BROKER, ADMIN,
         topic_schema.PutTopicSchemaRequest, topics="topic")
     GET_TOPIC_SCHEMA = _row(1_109, BROKER, VIEW_OWN,
@@ -462,7 +487,8 @@ class RequestCode(enum.IntEnum):
     """
     QUERY_CONSUME_QUEUE = _row(321, BROKER, VIEW,
         admin.QueueEntriesRequest, admin.QueueEntries, topics="topic")
-    GET_ALL_CLIENTS = _row(328, BROKER, VIEW, groups.AllClientsRequest, groups.AllClients)
+    GET_ALL_CLIENTS = _row(328, BROKER, VIEW, groups.AllClientsRequest, groups.AllClients,
+        scoped=True)
     DELETE_EXPIRED_COMMITLOG = _row(329, BROKER, ADMIN, admin.CleanRequest, admin.CleanResult)
     CREATE_SNAPSHOT = _row(1_070, BROKER, ADMIN,
         snapshots.CreateSnapshotRequest, snapshots.SnapshotInfo)

@@ -5,6 +5,7 @@ from typing import Annotated, Final
 
 import msgspec
 
+from mqmesh.protocol.names import GroupName, TopicName
 from mqmesh.protocol.pulling import MAX_PULL_BYTES, MAX_SUSPEND_MS, ExpressionType, QueueId
 from mqmesh.protocol.retries import MAX_REASON_CHARACTERS
 from mqmesh.protocol.route import Name
@@ -108,8 +109,8 @@ class ReceiveRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
             many leases, or ``max_held_pulls`` is reached.
     """
 
-    group: Name
-    topic: Name
+    group: GroupName
+    topic: TopicName
     member: Name
     max_messages: Annotated[int, msgspec.Meta(ge=1, le=MAX_RECEIVED)] = 32
     max_bytes: Annotated[int, msgspec.Meta(ge=1, le=MAX_PULL_BYTES)] = 1024 * 1024
@@ -180,8 +181,8 @@ class SettleRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
         DISK_FULL, SYSTEM_ERROR: Not in the log; repeat it.
     """
 
-    group: Name
-    topic: Name
+    group: GroupName
+    topic: TopicName
     member: Name
     settlements: Annotated[list[Settlement], msgspec.Meta(max_length=MAX_SETTLEMENTS)]
 
@@ -211,9 +212,9 @@ class ListLeasesRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
         MESSAGE_ILLEGAL: The name of the group.
     """
 
-    group: Name
-    topic: Name = ""
-    after_topic: Name = ""
+    group: GroupName
+    topic: TopicName = ""
+    after_topic: TopicName = ""
     after_queue_id: int = -1
     after_first: int = -1
 
@@ -233,7 +234,7 @@ class LeaseInfo(msgspec.Struct, array_like=True, frozen=True, gc=False):
         left_ms: The lease, or the wait, ends in so long.
     """
 
-    topic: Name
+    topic: TopicName
     queue_id: QueueId
     first: Place
     count: int
@@ -267,7 +268,7 @@ class ReleaseLeasesRequest(msgspec.Struct, array_like=True, frozen=True, gc=Fals
         MESSAGE_ILLEGAL: The name of the group.
     """
 
-    group: Name
+    group: GroupName
     member: Name
 
 

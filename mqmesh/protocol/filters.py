@@ -4,6 +4,7 @@ from typing import Annotated
 
 import msgspec
 
+from mqmesh.protocol.names import GroupName
 from mqmesh.protocol.route import BrokerAddress, Name
 
 
@@ -47,7 +48,7 @@ class GetFilterServerRequest(msgspec.Struct, array_like=True, frozen=True, gc=Fa
         MESSAGE_ILLEGAL: The name of the group.
     """
 
-    group: Name
+    group: GroupName
 
 
 class FilterServerInfo(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -80,7 +81,7 @@ class UploadFilterRequest(msgspec.Struct, array_like=True, frozen=True, gc=False
         SYSTEM_BUSY: ``max_filters`` or ``max_filters_per_group`` is reached.
     """
 
-    group: Name
+    group: GroupName
     filter_id: Annotated[str, msgspec.Meta(max_length=64)]
 
 

@@ -9,6 +9,7 @@ from mqmesh.errors import InvalidArgument
 from mqmesh.message import check_group, is_system_topic
 from mqmesh.protocol.delivery import MAX_INVISIBLE_MS, MIN_INVISIBLE_MS
 from mqmesh.protocol.membership import ConsumerData, TopicConsumption
+from mqmesh.protocol.names import DeadLetterName, GroupName, TopicName
 from mqmesh.protocol.pulling import MAX_OFFSETS_PER_REQUEST, Offset, QueueId, QueueOffsetEntry
 from mqmesh.protocol.route import Name
 from mqmesh.units import MAX_OFFSET, MAX_TIMESTAMP_MS
@@ -58,15 +59,15 @@ class GroupConfig(msgspec.Struct, array_like=True, frozen=True, gc=False):
             whose first message is oldest; 0 for never, then higher priorities always come first.
     """
 
-    group: Name
+    group: GroupName
     consume_enable: bool = True
     consume_broadcast_enable: bool = True
     retry_max_times: Annotated[int, msgspec.Meta(ge=-1, le=1_000_000)] = BY_CONSUMER
     notify_consumer_ids_changed_enable: bool = True
     retry_delays: RetryDelaysText = ""
-    dead_letter: Name = "keep"
+    dead_letter: DeadLetterName = "keep"
     paused_until: WallClockMs = 0
-    paused_topics: dict[Name, WallClockMs] = {}
+    paused_topics: dict[TopicName, WallClockMs] = {}
     max_messages_per_s: MessagesPerS = 0
     delivery: Annotated[str, msgspec.Meta(max_length=16)] = "queue"
     invisible_ms: Annotated[int, msgspec.Meta(ge=MIN_INVISIBLE_MS, le=MAX_INVISIBLE_MS)] = 60_000
@@ -105,13 +106,15 @@ class GetGroupsRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     Attributes:
         group: Only this one; empty for all.
         after: For all: those whose names come after this one.
+        namespace: For all: those of this one; "" for all that the user may see.
 
     Errors:
         MESSAGE_ILLEGAL: The name of the group.
     """
 
-    group: Name = ""
-    after: Name = ""
+    group: GroupName = ""
+    after: GroupName = ""
+    namespace: Name = ""
 
 
 class GroupFailures(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -153,7 +156,7 @@ class GroupSummary(msgspec.Struct, array_like=True, frozen=True, gc=False):
     is_configured: bool = True
     members: int = 0
     message_model: str = ""
-    topics: list[str] = []
+    topics: list[TopicName] = []
     lag: int = 0
     consume_tps: float = 0.0
     retrying: int = 0
@@ -186,7 +189,7 @@ class DeleteGroupRequest(msgspec.Struct, array_like=True, frozen=True, gc=False)
         MESSAGE_ILLEGAL: The name, or the group has members.
     """
 
-    group: Name
+    group: GroupName
     remove_topics: bool = False
 
 
@@ -202,7 +205,7 @@ class ConsumerConnectionsRequest(msgspec.Struct, array_like=True, frozen=True, g
         MESSAGE_ILLEGAL: The name of the group.
     """
 
-    group: Name
+    group: GroupName
 
 
 class ConsumerConnection(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -251,7 +254,7 @@ class ProducerConnectionsRequest(msgspec.Struct, array_like=True, frozen=True, g
         MESSAGE_ILLEGAL: The name of the group.
     """
 
-    group: Name
+    group: GroupName
 
 
 class ProducerConnection(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -287,9 +290,11 @@ class AllClientsRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     Attributes:
         after_client_id: Go on behind this one: the last of the former answer.
+        namespace: Only clients of this one; "" for all that the user may see.
     """
 
     after_client_id: Name = ""
+    namespace: Name = ""
 
 
 class ClientInfo(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -310,8 +315,8 @@ class ClientInfo(msgspec.Struct, array_like=True, frozen=True, gc=False):
     version: str
     connected: bool
     silent_ms: int
-    producer_groups: list[str]
-    consumer_groups: list[str]
+    producer_groups: list[GroupName]
+    consumer_groups: list[GroupName]
 
 
 class AllClients(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -343,9 +348,9 @@ class ConsumeStatsRequest(msgspec.Struct, array_like=True, frozen=True, gc=False
         MESSAGE_ILLEGAL: The name of the group.
     """
 
-    group: Name
-    topic: Name = ""
-    after_topic: Name = ""
+    group: GroupName
+    topic: TopicName = ""
+    after_topic: TopicName = ""
     after_queue_id: QueueId = 0
 
 
@@ -382,7 +387,7 @@ class QueueProgress(msgspec.Struct, array_like=True, frozen=True, gc=False):
         window: Of a group that acknowledges each message; None for others.
     """
 
-    topic: str
+    topic: TopicName
     queue_id: int
     min_queue_offset: int
     max_queue_offset: int
@@ -424,11 +429,13 @@ class GroupsProgressRequest(msgspec.Struct, array_like=True, frozen=True, gc=Fal
         listing: Of the former answer; 0 for the first one.
         place: As its ``next_place``.
         after_topic: As its ``after_topic``.
+        namespace: Only groups of this one, for the first page; "" for all that the user may see.
     """
 
     listing: Annotated[int, msgspec.Meta(ge=0, le=MAX_OFFSET)] = 0
     place: Annotated[int, msgspec.Meta(ge=0, le=MAX_OFFSET)] = 0
     after_topic: Name = ""
+    namespace: Name = ""
 
 
 class TopicProgress(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -447,7 +454,7 @@ class TopicProgress(msgspec.Struct, array_like=True, frozen=True, gc=False):
         waiting: Messages of ``lag`` that wait for their retry.
     """
 
-    topic: str
+    topic: TopicName
     max_queue_offset: int
     consumer_offset: int
     lag: int
@@ -470,7 +477,7 @@ class GroupTopics(msgspec.Struct, array_like=True, frozen=True, gc=False):
         failures: Deliveries and failures of its members in the last ten minutes.
     """
 
-    group: str
+    group: GroupName
     topics: list[TopicProgress]
     members: list[ConsumerConnection] = []
     message_model: str = ""
@@ -487,14 +494,15 @@ class GroupsProgress(msgspec.Struct, array_like=True, frozen=True, gc=False):
             asked for, that one is forgotten, and this page is the first of a new one.
         groups: In the listing's order.
         next_place: Place to ask for next; -1 at the end.
-        after_topic: Within the group at that place; "" for its beginning.
+        after_topic: Within the group at that place; "" for its beginning. A place and no name: it
+            is not changed for clients with a namespace.
         now_ms: The broker's wall clock, which timestamps are to be compared with.
     """
 
     listing: int
     groups: list[GroupTopics]
     next_place: int
-    after_topic: str
+    after_topic: Name
     now_ms: int
 
 
@@ -509,7 +517,7 @@ class TopicConsumersRequest(msgspec.Struct, array_like=True, frozen=True, gc=Fal
         MESSAGE_ILLEGAL: The name of the topic.
     """
 
-    topic: Name
+    topic: TopicName
 
 
 class GroupNames(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -519,7 +527,7 @@ class GroupNames(msgspec.Struct, array_like=True, frozen=True, gc=False):
         groups: Names.
     """
 
-    groups: list[str]
+    groups: list[GroupName]
 
 
 class ResetWhere(enum.StrEnum):
@@ -560,8 +568,8 @@ class ResetOffsetRequest(msgspec.Struct, array_like=True, frozen=True, gc=False)
         SYSTEM_BUSY: ``max_consumer_offsets`` is reached.
     """
 
-    group: Name
-    topic: Name
+    group: GroupName
+    topic: TopicName
     where: Annotated[str, msgspec.Meta(max_length=16)]
     queue_id: Annotated[int, msgspec.Meta(ge=-1, le=2**32 - 1)] = -1
     timestamp_ms: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = 0
@@ -585,9 +593,9 @@ class CloneOffsetRequest(msgspec.Struct, array_like=True, frozen=True, gc=False)
         SYSTEM_BUSY: ``max_consumer_offsets`` is reached.
     """
 
-    source: Name
-    target: Name
-    topic: Name = ""
+    source: GroupName
+    target: GroupName
+    topic: TopicName = ""
     dry_run: bool = False
 
 
@@ -603,7 +611,7 @@ class OffsetChange(msgspec.Struct, array_like=True, frozen=True, gc=False):
         max_queue_offset: Behind the last one.
     """
 
-    topic: str
+    topic: TopicName
     queue_id: int
     old_offset: int
     new_offset: int
@@ -616,12 +624,12 @@ class OffsetChanges(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     Attributes:
         queues: All that it concerns, also those whose offset stays.
-        members_told: Connected members that were notified.
+        members_notified: Connected members that were notified.
         more: Ask again behind the last queue: the rest of the topic has not changed yet.
     """
 
     queues: Annotated[list[OffsetChange], msgspec.Meta(max_length=MAX_OFFSETS_PER_REQUEST)]
-    members_told: int = 0
+    members_notified: int = 0
     more: bool = False
 
 
@@ -635,7 +643,7 @@ class ConsumerOffsetReset(msgspec.Struct, array_like=True, frozen=True, gc=False
         queues: Where to go on.
     """
 
-    group: Name
+    group: GroupName
     queues: Annotated[list[QueueOffsetEntry], msgspec.Meta(max_length=MAX_OFFSETS_PER_REQUEST)]
 
 
@@ -653,4 +661,18 @@ def check_client_group(name: str) -> str:
     check_group(name)
     if is_system_topic(name) or name.startswith(SYSTEM_GROUP_PREFIX):
         raise InvalidArgument(f"group {name!r} is reserved for the system")
+    return name
+
+
+def check_lasting_group(name: str) -> str:
+    """Returns the name of a group that may leave something behind: offsets, messages sent back.
+
+    Raises:
+        InvalidArgument: Not legal, or reserved, or it only looks.
+    """
+    if only_looks(check_client_group(name)):
+        raise InvalidArgument(
+            f"group {name!r} only looks at messages and leaves nothing behind: it commits no "
+            "offsets and sends nothing back"
+        )
     return name

@@ -5,6 +5,7 @@ from typing import Annotated, Final
 
 import msgspec
 
+from mqmesh.protocol.names import GroupName, TopicName
 from mqmesh.protocol.pulling import MAX_OFFSETS_PER_REQUEST, ExpressionType, QueueId
 from mqmesh.protocol.route import Name
 
@@ -45,7 +46,7 @@ class Subscription(msgspec.Struct, array_like=True, frozen=True, gc=False):
         expression_type: ``ExpressionType``.
     """
 
-    topic: Name
+    topic: TopicName
     expression: Annotated[str, msgspec.Meta(max_length=16_384)] = "*"
     expression_type: Annotated[str, msgspec.Meta(max_length=16)] = ExpressionType.TAG.value
 
@@ -63,7 +64,7 @@ class ConsumerData(msgspec.Struct, array_like=True, frozen=True, gc=False):
             all members of its group have to.
     """
 
-    group: Name
+    group: GroupName
     message_model: Annotated[str, msgspec.Meta(max_length=16)]
     consume_from_where: Annotated[str, msgspec.Meta(max_length=16)]
     subscriptions: Annotated[list[Subscription], msgspec.Meta(max_length=MAX_SUBSCRIPTIONS)]
@@ -90,8 +91,8 @@ class TopicConsumption(msgspec.Struct, array_like=True, frozen=True, gc=False):
         recent_ms: How long that is: less for a consumer that was started a short while ago.
     """
 
-    group: Name
-    topic: Name
+    group: GroupName
+    topic: TopicName
     ok_per_s: float = 0.0
     failed_per_s: float = 0.0
     failed_last_hour: int = 0
@@ -122,7 +123,8 @@ class HeartbeatRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     Errors:
         MESSAGE_ILLEGAL: A name, model or expression is wrong, or a group is named twice.
-        NO_PERMISSION: A group is in another delivery mode.
+        NO_PERMISSION: A group is in another delivery mode, or a client of another namespace has
+            this id.
         REQUEST_CODE_NOT_SUPPORTED: The type of expression is not served here.
         SYSTEM_BUSY: ``max_clients`` is reached.
         CONSUMER_GROUP_NOT_EXIST: A group without settings, and ``auto_create_subscription_group``
@@ -130,7 +132,7 @@ class HeartbeatRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """
 
     client_id: Name
-    producer_groups: Annotated[list[Name], msgspec.Meta(max_length=256)] = []
+    producer_groups: Annotated[list[GroupName], msgspec.Meta(max_length=256)] = []
     consumers: Annotated[list[ConsumerData], msgspec.Meta(max_length=256)] = []
     language: Annotated[str, msgspec.Meta(max_length=32)] = "PYTHON"
     version: Annotated[str, msgspec.Meta(max_length=32)] = ""
@@ -147,7 +149,7 @@ class Membership(msgspec.Struct, array_like=True, frozen=True, gc=False):
         generation: Of the group now.
     """
 
-    group: Name
+    group: GroupName
     joined: int
     generation: int
 
@@ -168,7 +170,8 @@ class HeartbeatResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 class UnregisterClientRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """UNREGISTER_CLIENT: a client leaves all its groups, without the grace of a broken connection;
-    usually oneway. Leaving twice is no error.
+    usually oneway. Leaving twice is no error; nothing happens if its heartbeats come by another
+    connection, or by a user of another namespace.
 
     Attributes:
         client_id: The client, as in its heartbeats.
@@ -191,7 +194,7 @@ class ConsumerListRequest(msgspec.Struct, array_like=True, frozen=True, gc=False
         MESSAGE_ILLEGAL: The name of the group.
     """
 
-    group: Name
+    group: GroupName
 
 
 class ConsumerList(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -220,7 +223,7 @@ class ConsumerIdsChanged(msgspec.Struct, array_like=True, frozen=True, gc=False)
         generation: Its generation now.
     """
 
-    group: Name
+    group: GroupName
     generation: int = 0
 
 
@@ -235,7 +238,7 @@ class LockEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
             queue; else ``LOCK_HELD_BY_OTHER`` or ``LOCK_PENDING``.
     """
 
-    topic: Name
+    topic: TopicName
     queue_id: QueueId
     token: Annotated[int, msgspec.Meta(ge=-1, le=2**63 - 1)] = 0
 
@@ -253,7 +256,7 @@ class LockBatchRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     Where copies confirm the log, an answer comes once a record behind the request is confirmed, and
     ``lease_ms`` is those 3 s. A new master knows the locks: holders go on with their tokens, and
-    only queues of those who have not come back wait for 3 s from its election.
+    only queues of those who have not come back wait for 3 s from when it serves.
 
     Elsewhere a broker grants nothing for the same 3 s after its start: former holders present their
     tokens, and the newest token gets the queue, as a new lock. After an election members without a
@@ -267,12 +270,12 @@ class LockBatchRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     Errors:
         MESSAGE_ILLEGAL: The name of the group.
         STALE_GENERATION: No member here.
-        SYSTEM_BUSY: ``max_consumer_offsets`` is reached.
+        SYSTEM_BUSY: ``max_consumer_offsets`` is reached, or ``max_sync_flush_waits`` requests wait.
         NOT_MASTER: Another replica may lead by now.
-        SERVICE_NOT_AVAILABLE: Too few replicas are there to confirm a lock.
+        SERVICE_NOT_AVAILABLE: Too few replicas are there to confirm a lock, or it took its lease.
     """
 
-    group: Name
+    group: GroupName
     client_id: Name
     queues: Annotated[list[LockEntry], msgspec.Meta(max_length=MAX_OFFSETS_PER_REQUEST)]
 
@@ -302,6 +305,6 @@ class UnlockBatchRequest(msgspec.Struct, array_like=True, frozen=True, gc=False)
         MESSAGE_ILLEGAL: The name of the group.
     """
 
-    group: Name
+    group: GroupName
     client_id: Name
     queues: Annotated[list[LockEntry], msgspec.Meta(max_length=MAX_OFFSETS_PER_REQUEST)]

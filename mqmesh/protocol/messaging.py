@@ -22,6 +22,8 @@ import msgspec
 
 from mqmesh.errors import RemoteProtocolError
 from mqmesh.protocol.codes import ResponseCode
+from mqmesh.protocol.names import TopicName
+from mqmesh.protocol.pulling import QueueId
 
 MAX_BATCHES_PER_REQUEST: Final = 4_096
 
@@ -59,7 +61,8 @@ class BatchOutcome(msgspec.Struct, frozen=True, gc=False):
     """Result of one batch.
 
     Attributes:
-        code: Response code; only with SUCCESS do the offsets mean anything.
+        code: Response code; only with SUCCESS do the offsets mean anything, but that of the newest
+            message of the key with REVISION_CONFLICT, -1 for none.
         status: ``SendStatus`` as a number.
         retry_after_ms: For SYSTEM_BUSY.
         base_queue_offset: Queue offset of the first message.
@@ -75,6 +78,58 @@ class BatchOutcome(msgspec.Struct, frozen=True, gc=False):
     commitlog_offset: int = -1
     store_timestamp: int = 0
     remark: str = ""
+
+
+class ProducerRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """QUERY_PRODUCER: the batches of a producer that a broker remembers in a queue.
+
+    A sender whose program died asks it whether the last send is stored, before it sends again.
+
+    Attributes:
+        topic: Topic that the producer sends to.
+        queue_id: Message queue.
+        producer_id: Of the producer instance.
+        delayed: Delayed messages are meant, which wait in queues that all topics share.
+
+    Errors:
+        TOPIC_NOT_EXIST: No such topic.
+        SYSTEM_BUSY: A batch of the producer is not safe yet: it may be acknowledged, or taken back.
+        NOT_MASTER: The broker is a follower.
+    """
+
+    topic: TopicName
+    queue_id: QueueId
+    producer_id: Annotated[int, msgspec.Meta(ge=0)]
+    delayed: bool = False
+
+
+class ProducerBatch(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Batch that a broker remembers of a producer.
+
+    Attributes:
+        first_sequence: Sequence of its first message.
+        message_count: Number of its messages.
+        status: ``SendStatus`` that a send of it would be answered with by now.
+    """
+
+    first_sequence: int
+    message_count: int
+    status: int = 0
+
+
+class ProducerInfo(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Answer to QUERY_PRODUCER.
+
+    Attributes:
+        batches: The newest ones of each queue; empty for a producer that is not known, or not any
+            more.
+        min_offset: Commit-log offset where the broker's log begins.
+        end_offset: Commit-log offset where it ends.
+    """
+
+    batches: list[ProducerBatch]
+    min_offset: int
+    end_offset: int
 
 
 def encode_send(timeout_ms: int, batch_count: int, key: bytes) -> bytes:

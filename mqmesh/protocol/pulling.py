@@ -5,6 +5,7 @@ from typing import Annotated, Final
 
 import msgspec
 
+from mqmesh.protocol.names import GroupName, TopicName
 from mqmesh.protocol.route import Epoch, Name
 
 MAX_PULL_BYTES: Final = 16 * 1024 * 1024
@@ -100,8 +101,8 @@ class PullRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
             moves.
     """
 
-    group: Name
-    topic: Name
+    group: GroupName
+    topic: TopicName
     queue_id: QueueId
     queue_offset: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
     max_bytes: Annotated[int, msgspec.Meta(ge=1, le=MAX_PULL_BYTES)] = 1024 * 1024
@@ -150,7 +151,7 @@ class QueueBoundsRequest(msgspec.Struct, array_like=True, frozen=True, gc=False)
         MESSAGE_ILLEGAL: No such queue.
     """
 
-    topic: Name
+    topic: TopicName
     queue_id: QueueId
 
 
@@ -179,7 +180,7 @@ class SearchOffsetRequest(msgspec.Struct, array_like=True, frozen=True, gc=False
         MESSAGE_ILLEGAL: No such queue.
     """
 
-    topic: Name
+    topic: TopicName
     queue_id: QueueId
     timestamp_ms: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
@@ -205,7 +206,7 @@ class QueueOffsetEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
         epoch: Of the log when the offset was right; 0 if that is not known.
     """
 
-    topic: Name
+    topic: TopicName
     queue_id: QueueId
     queue_offset: Offset = -1
     epoch: Epoch = 0
@@ -232,7 +233,7 @@ class QueryConsumerOffsetRequest(msgspec.Struct, array_like=True, frozen=True, g
             generation; ask for the members again.
     """
 
-    group: Name
+    group: GroupName
     queues: Annotated[list[QueueOffsetEntry], msgspec.Meta(max_length=MAX_OFFSETS_PER_REQUEST)]
     client_id: Name = ""
 
@@ -273,7 +274,7 @@ class UpdateConsumerOffsetRequest(msgspec.Struct, array_like=True, frozen=True, 
         SYSTEM_ERROR: Committed in memory, but not saved: a crash would put the group back.
     """
 
-    group: Name
+    group: GroupName
     client_id: Name
     queues: Annotated[list[QueueOffsetEntry], msgspec.Meta(max_length=MAX_OFFSETS_PER_REQUEST)]
     generation: int = 0

@@ -6,8 +6,9 @@ import msgspec
 
 from mqmesh.errors import RemoteProtocolError
 from mqmesh.message import BatchInfo, Message, StoredMessage, as_plain
+from mqmesh.namespaces import shown_name
+from mqmesh.protocol.names import TopicName
 from mqmesh.protocol.pulling import MAX_PULL_BYTES
-from mqmesh.protocol.route import Name
 from mqmesh.units import MAX_OFFSET, QueueOffset
 
 MAX_QUERY_MESSAGES: Final = 1_024
@@ -45,7 +46,7 @@ class QueryMessageRequest(msgspec.Struct, array_like=True, frozen=True, gc=False
         REQUEST_CODE_NOT_SUPPORTED: The broker has no index.
     """
 
-    topic: Name
+    topic: TopicName
     key: Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
     begin_timestamp: _Time = 0
     end_timestamp: _Time = MAX_OFFSET
@@ -181,7 +182,7 @@ def encode_found(messages: list[StoredMessage]) -> bytes:
 
 
 def decode_found(
-    body: bytes | memoryview, *, broker_name: str, store_host: str
+    body: bytes | memoryview, *, broker_name: str, store_host: str, namespace: str = ""
 ) -> list[StoredMessage]:
     """Decodes the body of the answer to a query.
 
@@ -189,6 +190,7 @@ def decode_found(
         body: Of a broker's answer.
         broker_name: That broker's group.
         store_host: Its address, ``host:port``.
+        namespace: Taken off the topics of batches and messages.
 
     Raises:
         RemoteProtocolError: The body is malformed.
@@ -199,8 +201,12 @@ def decode_found(
         raise RemoteProtocolError(f"the messages of a query's answer: {error}") from error
     messages = []
     for one in found:
-        batch = msgspec.structs.replace(one.batch, broker_name=broker_name, store_host=store_host)
+        topic = shown_name(namespace, one.batch.topic)
+        batch = msgspec.structs.replace(
+            one.batch, topic=topic, broker_name=broker_name, store_host=store_host
+        )
         message = StoredMessage(*msgspec.structs.astuple(one.message))
+        message.topic = shown_name(namespace, message.topic)
         message.queue_offset = QueueOffset(one.queue_offset)
         message.batch = batch
         messages.append(message)

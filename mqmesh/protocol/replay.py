@@ -4,9 +4,9 @@ from typing import Annotated, Final
 
 import msgspec
 
+from mqmesh.protocol.names import GroupName, TopicName
 from mqmesh.protocol.pulling import QueueId
 from mqmesh.protocol.retries import MAX_BATCH_MESSAGES
-from mqmesh.protocol.route import Name
 
 MAX_REPLAY_RUNS: Final = 1_000
 
@@ -36,7 +36,7 @@ class ReplayRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     Attributes:
         topic: Physical topic.
         queue_id: Message queue.
-        runs: Messages to copy, in order; the broker takes as many as fit one write, 4 MiB.
+        runs: Messages to copy, in order; the broker takes as many as fit one group, 4 MiB.
         group: Consumer group; empty for ``into_topic``.
         into_topic: Topic; empty for ``group``.
 
@@ -50,11 +50,11 @@ class ReplayRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
         DISK_FULL, SYSTEM_BUSY: Nothing was copied.
     """
 
-    topic: Name
+    topic: TopicName
     queue_id: QueueId
     runs: Annotated[list[ReplayRun], msgspec.Meta(max_length=MAX_REPLAY_RUNS)]
-    group: Name = ""
-    into_topic: Name = ""
+    group: GroupName = ""
+    into_topic: TopicName = ""
 
 
 class ReplayResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -12,15 +12,17 @@ import msgspec
 
 from mqmesh.errors import InvalidArgument
 from mqmesh.log_identity import EpochStart, LogIdentity
+from mqmesh.protocol.names import GroupName, TopicName
 from mqmesh.protocol.pulling import Zone
 from mqmesh.protocol.route import Epoch, Name
 from mqmesh.units import MAX_OFFSET
 
-REPLICATION_VERSION: Final = 1
+REPLICATION_VERSION: Final = 2
 """The newest that this program speaks. Two replicas speak the smaller one of theirs, so that those
 of a group are upgraded one after the other, followers first."""
-OLDEST_REPLICATION_VERSION: Final = 1
-"""The oldest that it still speaks: that of the release before."""
+OLDEST_REPLICATION_VERSION: Final = 2
+"""The oldest that it still speaks: that of the release before. Replicas of version 1 know no groups
+in the log."""
 MAX_REPLICA_ID: Final = 64
 MAX_HOLD_MS: Final = 600_000
 MAX_CHUNK_BYTES: Final = 1024 * 1024
@@ -76,7 +78,7 @@ class OpenReplicationRequest(msgspec.Struct, array_like=True, frozen=True, gc=Fa
         broker_name: Broker group.
         replica_id: Of the follower, 1 to 64.
         instance_id: Random number of this life of its process.
-        version: The newest of the replication that the follower speaks, 1.
+        version: The newest of the replication that the follower speaks, 2.
         log: Of the follower.
         synced: Commit-log offset; its disk has so much of it.
         incarnation: Of its store, see ``coordination.interface.MemberIncarnation``; 0 where nobody
@@ -154,11 +156,14 @@ class AckReplication(msgspec.Struct, array_like=True, frozen=True, gc=False):
         written: The log is written to this commit-log offset.
         synced: And on the disk to this one.
         epoch: Of the leader, as it answered.
+        wish: The follower's retention would remove the log up to this commit-log offset, if nobody
+            kept it; 0 if it would remove nothing more.
     """
 
     written: Offset
     synced: Offset
     epoch: Epoch = 0
+    wish: Offset = 0
 
 
 class ReadLogRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -260,8 +265,8 @@ class HeldCommit(msgspec.Struct, array_like=True, frozen=True, gc=False):
         epoch: Of the log that the offset is of.
     """
 
-    group: Name
-    topic: Name
+    group: GroupName
+    topic: TopicName
     queue_id: Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
     known_offset: Annotated[int, msgspec.Meta(ge=-1, le=MAX_OFFSET)]
     queue_offset: Offset

@@ -1,7 +1,7 @@
 """A request as a server's handlers see it: the peer that sent it, and the answer it waits for.
 
-Handlers know nothing of sockets: whoever speaks a protocol gives its requests a ``Peer``, one
-object a connection, which takes their answers.
+Handlers know nothing of sockets: the server of a protocol gives its requests a ``Peer``, one object
+a connection, which takes their answers.
 """
 
 from collections.abc import Callable

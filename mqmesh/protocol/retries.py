@@ -6,8 +6,8 @@ from typing import Annotated, Final
 import msgspec
 
 from mqmesh.message import MAX_DELAY_MS
+from mqmesh.protocol.names import GroupName, TopicName
 from mqmesh.protocol.pulling import QueueId
-from mqmesh.protocol.route import Name
 
 MAX_SEND_BACK_ENTRIES: Final = 256
 MAX_RESENT_LETTERS: Final = 256
@@ -36,7 +36,7 @@ class SendBackEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
         delay_ms: With level 0: they come again after so long; 0 for the group's schedule.
     """
 
-    topic: Name
+    topic: TopicName
     queue_id: QueueId
     queue_offset: _Place
     count: Annotated[int, msgspec.Meta(ge=1, le=MAX_BATCH_MESSAGES)] = 1
@@ -67,15 +67,16 @@ class SendBackRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
         max_reconsume_times: A message that was sent back as often becomes a dead letter.
 
     Errors:
-        MESSAGE_ILLEGAL: The name of the group.
+        MESSAGE_ILLEGAL: The name of the group, or it only looks at messages.
+        CONSUMER_GROUP_NOT_EXIST: The group has no settings, and gets none by itself.
         TOPIC_NOT_EXIST: Of an entry: no such topic.
         OFFSET_ILLEGAL: Of an entry: the message is not there, or not any more.
         DISK_FULL: Of an entry: no room to write.
-        SYSTEM_BUSY: Of an entry: flow control.
+        SYSTEM_BUSY: Too many groups are made; or, of an entry: flow control.
         SERVICE_NOT_AVAILABLE: Of an entry: the same is being written just now.
     """
 
-    group: Name
+    group: GroupName
     entries: Annotated[list[SendBackEntry], msgspec.Meta(max_length=MAX_SEND_BACK_ENTRIES)]
     max_reconsume_times: Annotated[int, msgspec.Meta(ge=0, le=2**31)] = DEFAULT_MAX_RECONSUME_TIMES
 
@@ -145,7 +146,7 @@ class ResendRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
         MESSAGE_ILLEGAL: The name of the group, or the target.
     """
 
-    group: Name
+    group: GroupName
     queue_offsets: Annotated[list[_Place], msgspec.Meta(max_length=MAX_RESENT_LETTERS)]
     target: Annotated[str, msgspec.Meta(max_length=16)] = ResendTarget.RETRY.value
     force: bool = False

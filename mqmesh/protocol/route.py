@@ -1,6 +1,8 @@
 """Structs of brokers, name servers and clients about routes: which broker carries which topic."""
 
 import enum
+import hashlib
+from functools import lru_cache
 from typing import Annotated, Final
 
 import msgspec
@@ -9,10 +11,12 @@ from mqmesh.errors import InvalidArgument
 from mqmesh.hosts import MAX_PORT, is_address
 from mqmesh.log_identity import MAX_EPOCH
 from mqmesh.message import MAX_DELAY_MS
+from mqmesh.protocol.names import TopicName
 
 MAX_QUEUES_PER_TOPIC: Final = 65_536
 MAX_TOPICS_PER_BROKER: Final = 100_000
 MAX_PRIORITIES: Final = 32
+MAX_HISTORY: Final = 64
 MAX_TOPICS_PER_REQUEST: Final = 1_000
 """Topics of one GET_ROUTES_OF_TOPICS."""
 
@@ -20,6 +24,11 @@ Epoch = Annotated[int, msgspec.Meta(ge=0, le=MAX_EPOCH)]
 QueueCount = Annotated[int, msgspec.Meta(ge=0, le=MAX_QUEUES_PER_TOPIC)]
 Name = Annotated[str, msgspec.Meta(max_length=512)]
 Names = Annotated[list[Name], msgspec.Meta(max_length=MAX_TOPICS_PER_BROKER)]
+TopicHashes = Annotated[
+    list[Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]],
+    msgspec.Meta(max_length=MAX_TOPICS_PER_BROKER),
+]
+TopicNames = Annotated[list[TopicName], msgspec.Meta(max_length=MAX_TOPICS_PER_BROKER)]
 
 
 class Perm(enum.IntFlag):
@@ -52,9 +61,12 @@ class TopicConfig(msgspec.Struct, array_like=True, frozen=True, gc=False):
         message_ttl: Messages may have a time to live of their own.
         on_expired: ``drop``, or ``dead-letter``: where each message is acknowledged, one whose time
             is over becomes a dead letter of the group that meets it.
+        history: The topic is a table, which keeps so many revisions of each key, 1 to 64, however
+            old they are. It has one queue. A topic never becomes a table, nor a table a topic. 0
+            for a topic that is none.
     """
 
-    topic: Name
+    topic: TopicName
     read_queue_nums: QueueCount = 4
     write_queue_nums: QueueCount = 4
     perm: Annotated[int, msgspec.Meta(ge=0, le=7)] = Perm.READ_WRITE.value
@@ -64,6 +76,7 @@ class TopicConfig(msgspec.Struct, array_like=True, frozen=True, gc=False):
     priorities: Annotated[int, msgspec.Meta(ge=0, le=MAX_PRIORITIES)] = 0
     message_ttl: bool = False
     on_expired: Annotated[str, msgspec.Meta(max_length=16)] = "drop"
+    history: Annotated[int, msgspec.Meta(ge=0, le=MAX_HISTORY)] = 0
 
 
 class OnExpired(enum.StrEnum):
@@ -172,7 +185,7 @@ class RegisterBrokerRequest(msgspec.Struct, array_like=True, frozen=True, gc=Fal
     is_elected: bool = False
     since: DataVersion | None = None
     changed: TopicConfigList = []
-    deleted: Names = []
+    deleted: TopicNames = []
 
 
 class RegisterBrokerResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -227,7 +240,7 @@ class GetRouteRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
             topics until the brokers have registered: keep a route that was known.
     """
 
-    topic: Name
+    topic: TopicName
 
 
 class QueueData(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -278,7 +291,7 @@ class TopicRoute(msgspec.Struct, array_like=True, frozen=True, gc=False):
         order: The topic is ordered: queues of absent brokers are listed, too.
     """
 
-    topic: Name
+    topic: TopicName
     queues: list[QueueData]
     brokers: list[BrokerData]
     hint_endpoint: str = ""
@@ -296,7 +309,7 @@ class GetRoutesRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
         topics: 0 to 1,000 names.
     """
 
-    topics: Annotated[list[Name], msgspec.Meta(max_length=MAX_TOPICS_PER_REQUEST)]
+    topics: Annotated[list[TopicName], msgspec.Meta(max_length=MAX_TOPICS_PER_REQUEST)]
 
 
 class TopicQueues(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -308,7 +321,7 @@ class TopicQueues(msgspec.Struct, array_like=True, frozen=True, gc=False):
         order: The topic is ordered.
     """
 
-    topic: Name
+    topic: TopicName
     queues: list[QueueData]
     order: bool = False
 
@@ -327,7 +340,7 @@ class TopicRoutes(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     routes: list[TopicQueues]
     brokers: list[BrokerData]
-    missing: list[Name] = []
+    missing: list[TopicName] = []
     hint_endpoint: str = ""
 
     def of_topics(self) -> dict[str, TopicRoute]:
@@ -352,11 +365,22 @@ class RouteHint(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     Attributes:
         brokers: Broker groups that came, went or changed.
-        topics: Topics that changed; empty when too many to list, then any topic may be.
+        topics: Hashes of the topics that changed, see ``topic_hash``; empty when too many to list,
+            then any topic may be.
     """
 
     brokers: Names
-    topics: Names = []
+    topics: TopicHashes = []
+
+
+@lru_cache(maxsize=8192)
+def topic_hash(topic: str) -> int:
+    """Return the hash of a topic in hints, which all users get: it names the topic to nobody.
+
+    Returns:
+        The first 8 bytes of BLAKE2b of the name, little endian, without their lowest bit.
+    """
+    return int.from_bytes(hashlib.blake2b(topic.encode(), digest_size=8).digest(), "little") >> 1
 
 
 class GetClusterRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -387,7 +411,7 @@ class TopicList(msgspec.Struct, array_like=True, frozen=True, gc=False):
         topics: Sorted.
     """
 
-    topics: Names
+    topics: TopicNames
 
 
 class DeleteTopicRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -397,7 +421,7 @@ class DeleteTopicRequest(msgspec.Struct, array_like=True, frozen=True, gc=False)
         topic: Topic to forget.
     """
 
-    topic: Name
+    topic: TopicName
 
 
 class WipeWritePermRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -9,7 +9,8 @@ from typing import Annotated, Final
 
 import msgspec
 
-from mqmesh.protocol.route import Epoch, Name
+from mqmesh.protocol.names import GroupName
+from mqmesh.protocol.route import Epoch
 from mqmesh.units import MAX_OFFSET, MAX_TIMESTAMP_MS
 
 MAX_RUNS: Final = 16_384
@@ -59,7 +60,7 @@ class WaitingRetries(msgspec.Struct, array_like=True, frozen=True, gc=False):
         oldest_offset: Commit-log offset of the oldest batch with one of them; -1 for none.
     """
 
-    group: Name
+    group: GroupName
     count: Annotated[int, msgspec.Meta(ge=0, le=MAX_OFFSET)]
     oldest_offset: _Offset = -1
 
@@ -118,7 +119,7 @@ class ScheduledEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     producer_id: int
     first_sequence: int
     due_times: bytes
-    retry_group: Name = ""
+    retry_group: GroupName = ""
 
 
 class PullScheduleResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -161,9 +162,10 @@ class DeliverDueRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     The body is 1 to 16,384 runs of 16 bytes, ``<QII``: commit-log offset of the batch u64, ordinal
     of the first message u32, number of messages u32. The broker checks by its own clock that they
-    are due, stores them together with a record of it in one write, and answers when that is stored.
-    A request takes a few milliseconds of it; runs that are left over are not in the answer. After
-    an error nothing was stored.
+    are due, stores them and a record of it all or none, and answers when that is stored. A request
+    takes a few milliseconds of it; runs that are left over are not in the answer. After an error
+    nothing was stored; only of a batch that becomes more than one group of the log the first parts
+    may be.
 
     Attributes:
         session: Of the service.

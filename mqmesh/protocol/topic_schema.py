@@ -4,7 +4,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from mqmesh.protocol.route import Name
+from mqmesh.protocol.names import TopicName
 
 MAX_SCHEMA_CHARACTERS: Final = 65_536
 
@@ -26,7 +26,7 @@ class PutTopicSchemaRequest(msgspec.Struct, array_like=True, frozen=True, gc=Fal
         SYSTEM_BUSY: There are schemas of 1,000 topics.
     """
 
-    topic: Name
+    topic: TopicName
     schema: SchemaText
 
 
@@ -40,7 +40,7 @@ class TopicSchemaRequest(msgspec.Struct, array_like=True, frozen=True, gc=False)
         TOPIC_NOT_EXIST: The broker does not have the topic.
     """
 
-    topic: Name
+    topic: TopicName
 
 
 class TopicSchema(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -14,6 +14,7 @@ from typing import Annotated, Final
 import msgspec
 
 from mqmesh.errors import RemoteProtocolError
+from mqmesh.protocol.names import GroupName, TopicName
 from mqmesh.protocol.pulling import Offset
 from mqmesh.protocol.route import Name
 
@@ -115,7 +116,7 @@ class EndTransactionRequest(msgspec.Struct, array_like=True, frozen=True, gc=Fal
         MESSAGE_ILLEGAL: Entries that cannot be.
     """
 
-    group: Name
+    group: GroupName
 
 
 class EndTransactionResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -146,7 +147,7 @@ class CheckTransactionState(msgspec.Struct, array_like=True, frozen=True, gc=Fal
             stops.
     """
 
-    group: Name
+    group: GroupName
     base_queue_offset: Offset
     ordinals: Annotated[list[int], msgspec.Meta(max_length=65_536)]
     check_times: int
@@ -163,13 +164,16 @@ class ListHalfMessagesRequest(msgspec.Struct, array_like=True, frozen=True, gc=F
         min_age_ms: Only what is at least so old.
         parked: Only what was parked.
         max_count: Messages to list.
+        namespace: Only messages of this one, also where they are counted; "" for all that the user
+            may see.
     """
 
-    group: Annotated[str, msgspec.Meta(max_length=255)] = ""
-    topic: Annotated[str, msgspec.Meta(max_length=127)] = ""
+    group: GroupName = ""
+    topic: TopicName = ""
     min_age_ms: Annotated[int, msgspec.Meta(ge=0, le=2**62)] = 0
     parked: bool = False
     max_count: Annotated[int, msgspec.Meta(ge=1, le=MAX_LISTED)] = 100
+    namespace: Name = ""
 
 
 class HalfInfo(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -190,8 +194,8 @@ class HalfInfo(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """
 
     message_id: str
-    group: str
-    topic: str
+    group: GroupName
+    topic: TopicName
     queue_id: int
     store_timestamp: int
     age_ms: int

@@ -85,7 +85,7 @@ class AccessKeeper:
         }
         self._changed = False
 
-    def take_news(self) -> bool:
+    def take_changes(self) -> bool:
         """Returns True if another list is in force since the last call, or another day began."""
         mark = self._mark()
         if mark != self._seen:
@@ -115,24 +115,24 @@ class AccessKeeper:
         if new.version > self.version:
             self._adopt(new)
 
-    def _get(self, request: Request, asked: GetAccessListRequest) -> AccessListInfo:
+    def _get(self, request: Request, header: GetAccessListRequest) -> AccessListInfo:
         now = self._guard.access_list
-        text = write_access_list(now) if now.version > asked.known_version else ""
+        text = write_access_list(now) if now.version > header.known_version else ""
         return AccessListInfo(now.version, now.digest(), text)
 
-    def _update(self, request: Request, asked: UpdateAccessListRequest) -> Reply:
+    def _update(self, request: Request, header: UpdateAccessListRequest) -> Reply:
         now = self._guard.access_list
         try:
-            new = read_access_list(asked.text, "access list", _today())
+            new = read_access_list(header.text, "access list", _today())
         except ConfigError as error:
             raise MessageIllegal(str(error)) from error
         if new.digest() == now.digest():
             return EMPTY_REPLY
         # A role that is behind, having been down, takes what is made of a newer one than its own.
-        if now.version > asked.expected_version or new.version <= now.version:
+        if now.version > header.expected_version or new.version <= now.version:
             raise MessageIllegal(
                 f"the access list is version {now.version} here, yours is version {new.version}, "
-                f"made from {asked.expected_version}; `mqmesh acl show > acl.toml` and edit again"
+                f"made from {header.expected_version}; `mqmesh acl show > acl.toml` and edit again"
             )
         self._adopt(new)
         _log.warning("user %r changed the access list", request.peer.principal.name)

@@ -65,6 +65,18 @@ class Authorizer(Protocol):
             NoPermission: The principal lacks the right to it.
         """
 
+    def check_group(self, principal: Principal, spec: CommandSpec, group: str) -> None:
+        """Looks up whether a group that is not in the header is in the namespace of a user.
+
+        Args:
+            principal: User that asks.
+            spec: The command.
+            group: Group that the command is about, too.
+
+        Raises:
+            NoPermission: It is not.
+        """
+
     def check_creation(self, principal: Principal, topic: str) -> None:
         """Looks up the right to have a topic made by sending to it.
 
@@ -180,7 +192,27 @@ class Dispatch:
         try:
             self._authorizer.check_topic(peer.principal, self._specs[command], topic)
         except NoPermission as error:
-            self._note_refusal(peer, command, topic, error)
+            self._note_refusal(peer, command, [topic], [], error)
+            raise
+
+    def permit_group(self, peer: Peer, code: int, group: str) -> None:
+        """Looks up whether a group that a handler has found out for itself may be named.
+
+        Args:
+            peer: Peer whose request is served.
+            code: Request code.
+            group: Group that it is about.
+
+        Raises:
+            NoPermission: It is not in the namespace of the client.
+        """
+        if self._authorizer is None:
+            return
+        command = RequestCode(code)
+        try:
+            self._authorizer.check_group(peer.principal, self._specs[command], group)
+        except NoPermission as error:
+            self._note_refusal(peer, command, [], [group], error)
             raise
 
     def permit_creation(self, peer: Peer, code: int, topic: str) -> None:
@@ -199,16 +231,21 @@ class Dispatch:
         try:
             self._authorizer.check_creation(peer.principal, topic)
         except NoPermission as error:
-            self._note_refusal(peer, RequestCode(code), topic, error)
+            self._note_refusal(peer, RequestCode(code), [topic], [], error)
             raise
 
     def _note_refusal(
-        self, peer: Peer, command: RequestCode, topic: str, error: NoPermission
+        self,
+        peer: Peer,
+        command: RequestCode,
+        topics: list[str],
+        groups: list[str],
+        error: NoPermission,
     ) -> None:
         if self.audit is not None:
             # Handlers may let it pass through, or put it into an answer's body.
             self._noted = error
-            self.audit(peer, command, [topic], [], error, "")
+            self.audit(peer, command, topics, groups, error, "")
 
     def describe(self, what: str) -> None:
         """Describes the command that is being served, for readers of the audit log."""

@@ -9,20 +9,21 @@ LISTINGS: Final = 16
 
 
 class Listings(Generic[_T]):
-    """Listings that are sent in pages, by number; the one that was used least lately goes."""
+    """Listings that are sent in pages, by user and number; the one used least lately goes."""
 
     def __init__(self) -> None:
-        self._kept: dict[int, _T] = {}
+        self._kept: dict[tuple[str, int], _T] = {}
         self._last = 0
 
-    def take(self, listing: int) -> _T | None:
-        """Gives one away; None if it is not kept."""
-        return self._kept.pop(listing, None)
+    def take(self, user: str, listing: int) -> _T | None:
+        """Gives one away; None if it is not kept, or is another user's."""
+        return self._kept.pop((user, listing), None)
 
-    def keep(self, listing: int, value: _T) -> int:
+    def keep(self, user: str, listing: int, value: _T) -> int:
         """Keeps one for the next page.
 
         Args:
+            user: Name of the user that gets it.
             listing: Its number, 0 if it has none.
             value: Its contents.
 
@@ -32,7 +33,7 @@ class Listings(Generic[_T]):
         if not listing:
             self._last += 1
             listing = self._last
-        self._kept[listing] = value
+        self._kept[user, listing] = value
         if len(self._kept) > LISTINGS:
             del self._kept[next(iter(self._kept))]
         return listing

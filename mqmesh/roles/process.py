@@ -162,7 +162,7 @@ def run_role(
         return ExitCode.OK if _end(server) else ExitCode.FAILED
     except Exception as error:
         _end(server)
-        return tell_failure(name, error)
+        return report_failure(name, error)
     if supervised:
         _stop_with_parent(loop)
     # What stands now, modules above all, lives as long as the process: full collections need not
@@ -174,7 +174,7 @@ def run_role(
         loop.run()
     except StoreClosed as error:
         _end(server)
-        return tell_failure(name, error)
+        return report_failure(name, error)
     except Exception:
         _log.exception("%s %s failed", role, name)
         _end(server)
@@ -187,7 +187,7 @@ def run_role(
     return ExitCode.OK if clean else ExitCode.FAILED
 
 
-def tell_failure(name: str, error: Exception) -> int:
+def report_failure(name: str, error: Exception) -> int:
     """Says on standard error, in one line, why a process cannot go on.
 
     Args:

@@ -47,11 +47,11 @@ class SettingsService:
         self._dispatch = dispatch
         self._keeping = False
 
-    def get(self, request: Request, asked: GetConfigRequest) -> ConfigEntries:
+    def get(self, request: Request, header: GetConfigRequest) -> ConfigEntries:
         """Return all settings."""
         return ConfigEntries(self._settings.entries())
 
-    def update(self, request: Request, asked: UpdateConfigRequest) -> Reply | None:
+    def update(self, request: Request, header: UpdateConfigRequest) -> Reply | None:
         """Changes settings.
 
         Raises:
@@ -60,15 +60,19 @@ class SettingsService:
         """
         if self._keeping:
             raise SystemBusy("another change of settings is being written", retry_after_ms=100)
-        plan = self._settings.plan(asked.settings, asked.unset)
-        said = ", ".join(f"{one.key}: {one.before} -> {one.after}" for one in plan.changes)
-        self._dispatch.describe(said or "no other value")
+        plan = self._settings.plan(header.settings, header.unset)
+        summary = ", ".join(f"{one.key}: {one.before} -> {one.after}" for one in plan.changes)
+        self._dispatch.describe(summary or "no other value")
         self._keeping = True
-        self._keep(plan.overrides, partial(self._kept, request.later(), plan, said))
+        self._keep(plan.overrides, partial(self._kept, request.later(), plan, summary))
         return None
 
     def _kept(
-        self, pending: PendingReply, plan: SettingsPlan[Any], said: str, error: MQMeshError | None
+        self,
+        pending: PendingReply,
+        plan: SettingsPlan[Any],
+        summary: str,
+        error: MQMeshError | None,
     ) -> None:
         self._keeping = False
         if error is not None:
@@ -76,6 +80,6 @@ class SettingsService:
             return
         self._settings.adopt(plan)
         if plan.changes:
-            _log.warning("user %r changed settings: %s", pending.peer.principal.name, said)
+            _log.warning("user %r changed settings: %s", pending.peer.principal.name, summary)
             self._on_change()
         pending.done(ConfigChanges(plan.changes))

@@ -4,6 +4,8 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, TypeVar
 
+import msgspec
+
 from mqmesh.clock import Clock
 from mqmesh.errors import UnsupportedCommand
 from mqmesh.metrics import (
@@ -15,8 +17,9 @@ from mqmesh.metrics import (
     gauge,
     text,
 )
+from mqmesh.namespaces import is_within
 from mqmesh.protocol.admin import RoleInfo, RuntimeInfo, RuntimeInfoRequest
-from mqmesh.protocol.command import Reply
+from mqmesh.protocol.command import Principal, Reply
 from mqmesh.protocol.commands import RequestCode, ServedBy
 from mqmesh.protocol.request import Request
 from mqmesh.roles import dispatch as dispatching
@@ -35,7 +38,7 @@ _O = TypeVar("_O")
 _ACCESS_COMMANDS: Final = (RequestCode.GET_ACCESS_LIST, RequestCode.UPDATE_ACCESS_LIST)
 
 
-def _no_access_list(request: Request, asked: object) -> Reply:
+def _no_access_list(request: Request, header: object) -> Reply:
     raise UnsupportedCommand("security is off here (security.enable), so there is no access list")
 
 
@@ -120,11 +123,11 @@ class RoleShell:
         readers do not hide it from each other.
         """
         longest_ns, now_ms = self._loop.longest_turn_ns, self._clock.monotonic_ms()
-        told_ns = max(longest_ns, self._longest_before_ns)
+        turn_ns = max(longest_ns, self._longest_before_ns)
         if now_ms >= self._forget_ms:
             self._forget_ms = now_ms + HOLD_UP_MS
             self._longest_before_ns, self._loop.longest_turn_ns = longest_ns, 0
-        return told_ns / _NS_PER_MS
+        return turn_ns / _NS_PER_MS
 
     @property
     def callback_failures(self) -> int:
@@ -203,21 +206,24 @@ class RoleShell:
         info = RoleInfo(self._word, self._name, VERSION, os.getpid(), self.state, self.uptime_ms)
         return info
 
-    def runtime_info(self, request: Request, asked: RuntimeInfoRequest) -> RuntimeInfo:
+    def runtime_info(self, request: Request, header: RuntimeInfoRequest) -> RuntimeInfo:
         """Answers GET_BROKER_RUNTIME_INFO with a page."""
-        listing, listed = asked.listing, self._readings.take(asked.listing)
-        if listed is None or listed.place != asked.place:
+        user = request.peer.principal.name
+        listing, listed = header.listing, self._readings.take(user, header.listing)
+        if listed is None or listed.place != header.place:
             listing, listed = 0, _Reading(self._board.pages())
         metrics, more = next(listed.pages)
         listed.place += 1
+        if request.peer.principal.namespace:
+            metrics = [_of_user(request.peer.principal, one) for one in metrics]
         if not more:
             return RuntimeInfo(metrics, listing)
-        listing = self._readings.keep(listing, listed)
+        listing = self._readings.keep(user, listing, listed)
         return RuntimeInfo(metrics, listing, listed.place)
 
     def _review(self) -> None:
         assert self.access is not None
-        if self.access.take_news():
+        if self.access.take_changes():
             self._opened().review()
             if self.on_access_change is not None:
                 self.on_access_change()
@@ -229,6 +235,20 @@ class RoleShell:
     def _look(self) -> None:
         if self.server is not None:
             self.server.tick(self._clock.monotonic_ms())
+
+
+def _of_user(principal: Principal, reading: MetricReading) -> MetricReading:
+    """Return a metric without the samples of what is not in the namespace of a user."""
+
+    def is_own(label: str, value: str) -> bool:
+        if label in ("topic", "consumer_group"):
+            return is_within(principal.namespace, value)
+        own = {"namespace": principal.namespace, "user": principal.name}
+        return own.get(label, value) == value
+
+    labels = reading.metric.labels
+    samples = [one for one in reading.samples if all(map(is_own, labels, one.labels))]
+    return msgspec.structs.replace(reading, samples=samples)
 
 
 def _cpu_ms() -> int:

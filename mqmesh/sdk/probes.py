@@ -97,6 +97,7 @@ class ProbeClient(AdminClient):
             GROUP,
             namesrv_addr=self._namesrvs,
             credentials=None if self._transport.ring is None else self._transport.ring.own,
+            namespace=self.namespace,
             send_msg_timeout_ms=self._timeout_ms,
             retry_times_when_send_failed=0,
         )

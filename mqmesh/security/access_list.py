@@ -9,11 +9,13 @@ from typing import Annotated, Final
 import msgspec
 
 from mqmesh.config import dump_toml, parse_config
-from mqmesh.errors import ConfigError
+from mqmesh.errors import ConfigError, InvalidArgument
 from mqmesh.message import check_group
+from mqmesh.namespaces import check_namespace
 from mqmesh.security.keys import Key
 
 MAX_USERS: Final = 10_000
+MAX_NAMESPACES: Final = 1_000
 MAX_KEYS: Final = 4
 """Most keys of one user: a new one is added before the old one is taken away."""
 MAX_RULES: Final = 1_000
@@ -96,6 +98,43 @@ class Quota(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     connections: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] | None = None
 
 
+Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_RATE)]
+
+
+class NamespaceQuota(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Quota of a namespace at one broker; a limit that is left out does not exist.
+
+    Attributes:
+        send_bytes_per_s: Sent by all of its users together, over time, in bytes of batches as they
+            come by the wire. What is sent back, resent and replayed counts, too, and never waits.
+        topics: Topics, without those of retries and dead letters.
+        queues: Queues of these topics.
+        groups: Consumer groups.
+        unsettled_messages: Messages that members of its groups hold who acknowledge each, and those
+            that wait to be handed out once more.
+        table_bytes: Keys and values of all revisions that its tables of keys and values keep.
+    """
+
+    send_bytes_per_s: Rate | None = None
+    topics: Count | None = None
+    queues: Count | None = None
+    groups: Count | None = None
+    unsettled_messages: Count | None = None
+    table_bytes: Count | None = None
+
+
+class Namespace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Namespace: topics and groups of one tenant.
+
+    Attributes:
+        name: Text before the ``%`` of their names.
+        quota: How much all of it may use.
+    """
+
+    name: str
+    quota: NamespaceQuota = NamespaceQuota()
+
+
 class User(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One user.
 
@@ -106,6 +145,8 @@ class User(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         enabled: Without it, nobody is this user.
         expires: The first day, by UTC, on which nobody is it any more.
         brokers: Broker groups that it may register as; of role ``broker``.
+        namespace: The only namespace whose topics and groups it may use or see, whatever the rules
+            say; "" for all. Not of the roles ``broker`` and ``service``.
         allow: Rules of what it may do.
         deny: Rules of what it may not do, whatever is allowed.
         quota: How much it may use; not of the roles ``broker`` and ``service``.
@@ -117,6 +158,7 @@ class User(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     enabled: bool = True
     expires: datetime.date | None = None
     brokers: Patterns = []
+    namespace: str = ""
     allow: Annotated[list[Rule], msgspec.Meta(max_length=MAX_RULES)] = []
     deny: Annotated[list[Rule], msgspec.Meta(max_length=MAX_RULES)] = []
     quota: Quota | None = None
@@ -132,10 +174,12 @@ class AccessList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         version: Grows by one with each change.
         user: All users, up to 10,000.
+        namespace: Namespaces that users are confined to, up to 1,000.
     """
 
     version: Annotated[int, msgspec.Meta(ge=1, le=MAX_VERSION)] = 1
     user: Annotated[list[User], msgspec.Meta(max_length=MAX_USERS)] = []
+    namespace: Annotated[list[Namespace], msgspec.Meta(max_length=MAX_NAMESPACES)] = []
 
     def find(self, name: str) -> User:
         """Return the user of this name.
@@ -156,7 +200,7 @@ class AccessList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return the next version, in which a user is new or replaced."""
         others = [one for one in self.user if one.name != user.name]
         place = next((i for i, one in enumerate(self.user) if one.name == user.name), len(others))
-        return AccessList(self.version + 1, [*others[:place], user, *others[place:]])
+        return self._next([*others[:place], user, *others[place:]])
 
     def without_user(self, name: str) -> "AccessList":
         """Return the next version, without a user.
@@ -165,7 +209,10 @@ class AccessList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             ConfigError: No user has this name.
         """
         gone = self.find(name)
-        return AccessList(self.version + 1, [one for one in self.user if one is not gone])
+        return self._next([one for one in self.user if one is not gone])
+
+    def _next(self, users: list[User]) -> "AccessList":
+        return AccessList(self.version + 1, users, self.namespace)
 
 
 def read_access_list(text: str, source: str, today: datetime.date) -> AccessList:
@@ -192,6 +239,7 @@ def write_access_list(access_list: AccessList) -> str:
 
 
 def _problems(access_list: AccessList, today: datetime.date) -> Iterator[str]:
+    yield from _wrong_namespaces(access_list)
     names: set[str] = set()
     owners: dict[str, str] = {}
     for user in access_list.user:
@@ -217,8 +265,33 @@ def _problems(access_list: AccessList, today: datetime.date) -> Iterator[str]:
             for number, rule in enumerate(rules, start=1):
                 place = f"user {user.name!r}, rule {number} of {kind}"
                 yield from (f"{place}: {what}" for what in _wrong_rule(rule))
-    if not any(one.role is UserRole.ADMIN and one.is_valid(today) for one in access_list.user):
-        yield "no enabled user of role admin is left, so nobody could change the list any more"
+    if not any(
+        one.role is UserRole.ADMIN and not one.namespace and one.is_valid(today)
+        for one in access_list.user
+    ):
+        yield (
+            "no enabled user of role admin is left that is of no namespace, so nobody could change "
+            "the list any more"
+        )
+
+
+def _wrong_namespaces(access_list: AccessList) -> Iterator[str]:
+    known: set[str] = set()
+    for one in access_list.namespace:
+        if one.name in known:
+            yield f"there are two namespaces {one.name!r}"
+        known.add(one.name)
+        try:
+            check_namespace(one.name)
+        except InvalidArgument as error:
+            yield str(error)
+    for user in access_list.user:
+        if user.namespace and user.namespace not in known:
+            yield (
+                f"user {user.name!r}: there is no [[namespace]] with name = {user.namespace!r:.100}"
+            )
+        if user.namespace and user.role in (UserRole.BROKER, UserRole.SERVICE):
+            yield f"user {user.name!r}: a namespace would hide what the cluster's processes need"
 
 
 def _wrong_rule(rule: Rule) -> Iterator[str]:

@@ -8,9 +8,12 @@ from typing import Any, Final
 from mqmesh.errors import NoPermission, TopicNotFound
 from mqmesh.message import AUTO_CREATE_TOPIC, DLQ_PREFIX, RETRY_PREFIX
 from mqmesh.metrics import Measured, counter
+from mqmesh.namespaces import is_within
 from mqmesh.protocol.command import Principal
-from mqmesh.protocol.commands import CommandSpec, Right
+from mqmesh.protocol.commands import LOOKED_UP, CommandSpec, Right
 from mqmesh.protocol.groups import only_looks
+from mqmesh.protocol.names import names_in
+from mqmesh.protocol.policies import DROP, KEEP
 from mqmesh.security.access_list import AccessList, Action, UserRole
 from mqmesh.security.permissions import Judgement, Permissions, name_matches
 from mqmesh.security.quotas import Quotas
@@ -29,6 +32,7 @@ _ROLES: Final = {
     Right.INTERNAL: _INTERNAL,
 }
 _OWN: Final = frozenset({Right.VIEW_OWN, Right.ADMIN_OWN})
+_OF_ROLES: Final = _OWN | {Right.VIEW, Right.ADMIN, Right.INTERNAL}
 # As plain names: to look a member up in its enumeration takes longer than the rest of a check.
 _NONE, _PUB, _SUB, _FILTER = Right.NONE, Right.PUB, Right.SUB, Right.FILTER
 _ACTIONS: Final = {Right.PUB: Action.PUB, Right.SUB: Action.SUB, Right.FILTER: Action.FILTER}
@@ -62,7 +66,7 @@ class Guard:
         self.path = path
         self.audited = audited
         self.quotas = Quotas()
-        self.quotas.put(access_list.user)
+        self.quotas.put(access_list)
         self.refused_connections = 0
         self._today = today
         self._permissions = Permissions(access_list, today())
@@ -81,7 +85,7 @@ class Guard:
     def put(self, access_list: AccessList) -> None:
         """Puts another access list in force; what was permitted counts no more."""
         self._permissions = Permissions(access_list, self._today())
-        self.quotas.put(access_list.user)
+        self.quotas.put(access_list)
         self._passed.clear()
 
     def look_at_date(self) -> bool:
@@ -101,7 +105,7 @@ class Guard:
             None if nobody may connect with it.
         """
         user = self._permissions.user_of(user_id)
-        return None if user is None else Principal(user.name, user_id)
+        return None if user is None else Principal(user.name, user_id, user.namespace)
 
     def is_broker(self, key: str, broker_name: str) -> bool:
         """Return True if the owner of this public key may be a replica of a broker group."""
@@ -115,6 +119,8 @@ class Guard:
     def check(self, principal: Principal, spec: CommandSpec, header: Any) -> None:
         """Looks up the right that a command needs; see ``mqmesh.roles.dispatch.Authorizer``."""
         name, right = principal.name, spec.right
+        if self._permissions.namespaces:
+            self._check_names(name, spec, header)
         if right is _SUB or right is _FILTER:
             for group in spec.group_names(header) if spec.groups else ():
                 if (name, spec.word, group, True) not in self._passed:
@@ -133,21 +139,26 @@ class Guard:
 
     def check_topic(self, principal: Principal, spec: CommandSpec, topic: str) -> None:
         """Looks up the same right to a topic that the header does not name."""
-        asked = (principal.name, spec.word, topic, False)
-        if asked in self._passed:
+        key = (principal.name, spec.word, topic, False)
+        if key in self._passed:
             return
         name, right, permissions = principal.name, spec.right, self._permissions
+        if permissions.namespaces:
+            self._check_within(name, spec, "topic", topic)
         action = _ACTIONS.get(right)
         if action is not None:
             _require(permissions.topic(name, action, topic), name, action.value, "topic", topic)
         elif right is Right.NONE and not _may_know(permissions, name, topic):
-            # As if it were not there: names do not leak.
-            raise TopicNotFound(f"no topic {topic!r}, or it is not for user {name!r}")
+            raise _hidden(name, topic)
         elif right is Right.ADMIN_OWN and not self._has_role(name, right):
             # A member of the group that is no administrator sends to the topic by this command.
             verdict = permissions.topic(name, Action.PUB, topic)
             _require(verdict, name, Action.PUB.value, "topic", topic)
-        self._pass(asked)
+        self._pass(key)
+
+    def check_group(self, principal: Principal, spec: CommandSpec, group: str) -> None:
+        """Checks that a group which the header does not name is in the namespace of a user."""
+        self._check_within(principal.name, spec, "group", group)
 
     def check_creation(self, principal: Principal, topic: str) -> None:
         """Checks the right to have a topic made by sending to it.
@@ -158,6 +169,42 @@ class Guard:
         name = principal.name
         judgement = self._permissions.topic(name, Action.CREATE, topic)
         _require(judgement, name, "CREATE", "topic", topic)
+
+    def _check_names(self, name: str, spec: CommandSpec, header: Any) -> None:
+        """Checks that all names of a request are in its user's namespace, if the user has one.
+
+        What names nothing is about the cluster, unless its answer is only of the namespace.
+        """
+        if name not in self._permissions.namespaces:
+            return
+        if spec.right is _NONE and LOOKED_UP in spec.topics:
+            return  # those of others are missing from the answer
+        names = [] if spec.request is None else names_in(header)
+        for kind, one in names:
+            self._check_within(name, spec, kind, one)
+        if spec.right in _OF_ROLES and not (names or spec.scoped or LOOKED_UP in spec.topics):
+            namespace = self._permissions.namespaces[name]
+            raise NoPermission(
+                f"user {name!r} may not {spec.code.name}: it is about the whole cluster, and the "
+                f"user is of namespace {namespace!r}"
+            )
+
+    def _check_within(self, name: str, spec: CommandSpec, kind: str, what: str) -> None:
+        namespace = self._permissions.namespaces.get(name, "")
+        if is_within(namespace, what):
+            return
+        if kind == "dead letters" and what in (KEEP, DROP):
+            return
+        if kind == "group" and spec.right is _SUB and only_looks(what):
+            return
+        if spec.right is _NONE:
+            if what == AUTO_CREATE_TOPIC:
+                return  # producers ask for the pattern of new topics
+            raise _hidden(name, what)
+        raise NoPermission(
+            f"user {name!r} may not {spec.code.name}: {kind} {what!r:.300} is not in its namespace "
+            f"{namespace!r}"
+        )
 
     def _check_group(self, name: str, spec: CommandSpec, group: str) -> None:
         action = _ACTIONS[spec.right]
@@ -212,10 +259,15 @@ class Guard:
                 raise NoPermission(f"user {name!r} may not speak for broker {broker!r:.300}")
         self._pass((name, spec.word, "", True))
 
-    def _pass(self, asked: tuple[str, str, str, bool]) -> None:
+    def _pass(self, key: tuple[str, str, str, bool]) -> None:
         if len(self._passed) >= MAX_PASSED:
             self._passed.clear()
-        self._passed.add(asked)
+        self._passed.add(key)
+
+
+def _hidden(name: str, topic: str) -> TopicNotFound:
+    """Return the error of a topic that a user may not know: as if it were not there."""
+    return TopicNotFound(f"no topic {topic!r:.300}, or it is not for user {name!r}")
 
 
 def _may_know(permissions: Permissions, name: str, topic: str) -> bool:

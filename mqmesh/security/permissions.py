@@ -7,6 +7,7 @@ from typing import Final
 import msgspec
 
 from mqmesh.message import DLQ_PREFIX, RETRY_PREFIX, is_closed_topic
+from mqmesh.namespaces import is_within
 from mqmesh.security.access_list import EVERYTHING, AccessList, Action, Rule, User, UserRole
 
 _READERS: Final = frozenset({UserRole.BROKER, UserRole.SERVICE})
@@ -35,6 +36,9 @@ class Permissions:
     Args:
         access_list: A list that was checked.
         today: By UTC; a user that has expired is nobody.
+
+    Attributes:
+        namespaces: Of each user that is confined to one.
     """
 
     def __init__(self, access_list: AccessList, today: datetime.date) -> None:
@@ -43,6 +47,7 @@ class Permissions:
         valid = [user for user in access_list.user if user.is_valid(today)]
         self._by_name = {user.name: user for user in valid}
         self._by_key = {key: user for user in valid for key in user.keys}
+        self.namespaces = {user.name: user.namespace for user in valid if user.namespace}
         self._topics: dict[tuple[str, Action, str], Judgement] = {}
         self._groups: dict[tuple[str, Action, str], Judgement] = {}
 
@@ -56,20 +61,20 @@ class Permissions:
 
     def topic(self, name: str, action: Action, topic: str) -> Judgement:
         """Judges an action of a user on a topic."""
-        asked = (name, action, topic)
-        verdict = self._topics.get(asked)
+        key = (name, action, topic)
+        verdict = self._topics.get(key)
         if verdict is None:
             verdict = self._judge(name, action, topic=topic)
-            _remember(self._topics, asked, verdict)
+            _remember(self._topics, key, verdict)
         return verdict
 
     def group(self, name: str, action: Action, group: str) -> Judgement:
         """Judges an action of a user as a consumer group."""
-        asked = (name, action, group)
-        verdict = self._groups.get(asked)
+        key = (name, action, group)
+        verdict = self._groups.get(key)
         if verdict is None:
             verdict = self._judge(name, action, group=group)
-            _remember(self._groups, asked, verdict)
+            _remember(self._groups, key, verdict)
         return verdict
 
     def any_of_topic(self, name: str, topic: str) -> bool:
@@ -83,6 +88,8 @@ class Permissions:
         user = self._by_name.get(name)
         if user is None:
             return Judgement(False, "no such user, or one that is not enabled")
+        if not is_within(user.namespace, topic or group):
+            return Judgement(False, f"not in namespace {user.namespace!r}")
         if topic and action is Action.SUB and topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
             # What a group failed at is its own.
             topic, group = "", topic.partition("%")[2].partition("%")[2]
@@ -121,9 +128,9 @@ def name_matches(patterns: Sequence[str], name: str) -> bool:
 
 def _remember(
     verdicts: dict[tuple[str, Action, str], Judgement],
-    asked: tuple[str, Action, str],
+    key: tuple[str, Action, str],
     one: Judgement,
 ) -> None:
     if len(verdicts) >= MAX_REMEMBERED:
         verdicts.clear()  # a client that asks for ever new names fills no memory
-    verdicts[asked] = one
+    verdicts[key] = one

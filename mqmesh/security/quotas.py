@@ -4,12 +4,12 @@ Token buckets hold them: a request is taken while anything is left, whatever its
 next one waits. So a large batch is never refused for ever.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 from mqmesh.errors import SystemBusy
 from mqmesh.metrics import LabelValues, Measured, counter
-from mqmesh.security.access_list import User
+from mqmesh.security.access_list import AccessList, NamespaceQuota
 from mqmesh.token_bucket import TokenBucket
 
 MAX_WAIT_MS: Final = 60_000
@@ -17,13 +17,15 @@ MAX_WAIT_MS: Final = 60_000
 
 Rates = tuple[int | None, int | None]
 """Messages, and bytes, a second; None for as many as one likes."""
+Usage = Mapping[str, int]
+"""Numbers of things of a namespace, by the setting of ``NamespaceQuota`` that limits them."""
 
 
 class Flow:
-    """Flow of one user's messages to this server, or from it.
+    """Flow of messages to this server, or from it, of one user or of all users of a namespace.
 
     Args:
-        user: Name.
+        whose: Subject for errors: ``user 'shop'``.
         word: Direction, for errors: ``send`` or ``read``; its settings begin with it.
         rates: Its limits.
 
@@ -34,8 +36,8 @@ class Flow:
         refused: Requests that had to wait.
     """
 
-    def __init__(self, user: str, word: str, rates: Rates) -> None:
-        self._user, self._word, self.rates = user, word, rates
+    def __init__(self, whose: str, verb: str, rates: Rates) -> None:
+        self._whose, self._verb, self.rates = whose, verb, rates
         self._messages, self._bytes = (
             None if rate is None else TokenBucket(rate) for rate in rates
         )
@@ -57,8 +59,8 @@ class Flow:
             if bucket is not None and wait_ms:
                 self.refused += 1
                 raise SystemBusy(
-                    f"user {self._user!r} may {self._word} {bucket.rate} {unit} a second at this "
-                    f"broker (quota.{self._word}_{unit}_per_s in the access list); wait {wait_ms} "
+                    f"{self._whose} may {self._verb} {bucket.rate} {unit} a second at this "
+                    f"broker (quota.{self._verb}_{unit}_per_s in the access list); wait {wait_ms} "
                     "ms",
                     retry_after_ms=min(wait_ms, MAX_WAIT_MS),
                 )
@@ -74,11 +76,15 @@ class Flow:
 
 
 class Quotas:
-    """Usage of this server by all users with quotas.
+    """Usage of this server by all users and namespaces with quotas.
 
     Attributes:
         sending: By user, those alone whose quota says how much they may send.
         reading: The same of reading.
+        namespaces: Limits of namespaces, by name.
+        sending_of_namespaces: Flows of those that limit how much is sent, by namespace.
+        send_limits: By user, all flows that count what it sends.
+        refused_of_namespaces: What was beyond a quota of a namespace, by namespace and quota.
         connections: By user, how many connections it may have.
         refused_connections: Connections that were one too many, by user.
     """
@@ -86,15 +92,20 @@ class Quotas:
     def __init__(self) -> None:
         self.sending: dict[str, Flow] = {}
         self.reading: dict[str, Flow] = {}
+        self.namespaces: dict[str, NamespaceQuota] = {}
+        self.sending_of_namespaces: dict[str, Flow] = {}
+        self.send_limits: dict[str, tuple[Flow, ...]] = {}
+        self.refused_of_namespaces: dict[LabelValues, int] = {}
         self.connections: dict[str, int] = {}
         self.refused_connections: dict[str, int] = {}
 
-    def put(self, users: Iterable[User]) -> None:
+    def put(self, access_list: AccessList) -> None:
         """Puts other quotas in force; a user whose rates are as before goes on with what it used.
 
         Args:
-            users: Of the access list.
+            access_list: The list with them.
         """
+        users = access_list.user
         limited = [(user.name, user.quota) for user in users if user.quota is not None]
         self.connections = {
             name: quota.connections for name, quota in limited if quota.connections is not None
@@ -103,15 +114,73 @@ class Quotas:
             name: self.refused_connections.get(name, 0) for name in self.connections
         }
         self.sending = _flows(
+            "user {!r}",
             "send",
             {name: (one.send_messages_per_s, one.send_bytes_per_s) for name, one in limited},
             self.sending,
         )
         self.reading = _flows(
+            "user {!r}",
             "read",
             {name: (one.read_messages_per_s, one.read_bytes_per_s) for name, one in limited},
             self.reading,
         )
+        self.namespaces = {one.name: one.quota for one in access_list.namespace}
+        self.sending_of_namespaces = _flows(
+            "all users of namespace {!r} together",
+            "send",
+            {name: (None, one.send_bytes_per_s) for name, one in self.namespaces.items()},
+            self.sending_of_namespaces,
+        )
+        self.send_limits = {}
+        for user in users:
+            flows = (
+                self.sending.get(user.name),
+                self.sending_of_namespaces.get(user.namespace),
+            )
+            limits = tuple(one for one in flows if one is not None)
+            if limits:
+                self.send_limits[user.name] = limits
+
+    def check_namespace(self, name: str, used: Usage, more: Usage) -> None:
+        """Refuses to make something in a namespace that has as much as its quota allows.
+
+        Args:
+            name: Namespace; one without a quota may have any number.
+            used: Number of things that it has at this broker, by the setting that limits them.
+            more: Number that it would have beside them.
+
+        Raises:
+            SystemBusy: It would be too many; the sentence names the setting.
+        """
+        quota = self.namespaces.get(name)
+        if quota is None:
+            return
+        for what, count in more.items():
+            most = getattr(quota, what)
+            if most is not None and count > 0 and used.get(what, 0) + count > most:
+                key = (name, what)
+                self.refused_of_namespaces[key] = self.refused_of_namespaces.get(key, 0) + 1
+                raise SystemBusy(over_quota(name, what, used.get(what, 0), most, count))
+
+    def note_stored(self, namespace: str, messages: int, size: int) -> None:
+        """Counts messages that a broker stored for a namespace, though nobody sent them.
+
+        Args:
+            namespace: Namespace; one without a quota of sends counts nothing.
+            messages: Number of messages.
+            size: Bytes of their batches.
+        """
+        flow = self.sending_of_namespaces.get(namespace)
+        if flow is not None:
+            flow.note(messages, size)
+
+    def refusals_of_namespaces(self) -> dict[LabelValues, int]:
+        """Return what was refused, by namespace and quota."""
+        found: dict[LabelValues, int] = {**self.refused_of_namespaces}
+        for name, flow in self.sending_of_namespaces.items():
+            found[name, "send_bytes_per_s"] = flow.refused
+        return found
 
     def check_connection(self, name: str, others: int) -> None:
         """Refuses a connection that is one too many.
@@ -132,11 +201,21 @@ class Quotas:
             )
 
 
-def _flows(word: str, wanted: Mapping[str, Rates], before: Mapping[str, Flow]) -> dict[str, Flow]:
+def over_quota(namespace: str, what: str, used: int, most: int, more: int = 1) -> str:
+    """Return the sentence of an error about a quota of a namespace."""
+    return (
+        f"namespace {namespace!r} has {used} of {most} {what} at this broker ({what} in "
+        f"[namespace.quota] of the access list), so {more} more is too much"
+    )
+
+
+def _flows(
+    whose: str, verb: str, wanted: Mapping[str, Rates], before: Mapping[str, Flow]
+) -> dict[str, Flow]:
     return {
         name: known
         if (known := before.get(name)) is not None and known.rates == rates
-        else Flow(name, word, rates)
+        else Flow(whose.format(name), verb, rates)
         for name, rates in wanted.items()
         if rates != (None, None)
     }
@@ -176,5 +255,17 @@ METRICS: Final[tuple[Measured[Quotas], ...]] = (
         lambda quotas: {(user,): count for user, count in quotas.refused_connections.items()},
         labels=("user",),
     ),
+    counter(
+        "namespace_bytes_total",
+        "bytes sent by the users of namespaces with a quota, and sent back, resent and replayed",
+        lambda quotas: {(name,): flow.size for name, flow in quotas.sending_of_namespaces.items()},
+        labels=("namespace",),
+    ),
+    counter(
+        "namespace_refusals_total",
+        "what was refused because a namespace was beyond its quota",
+        lambda quotas: quotas.refusals_of_namespaces(),
+        labels=("namespace", "quota"),
+    ),
 )
-"""Metrics of a server's users that have quotas."""
+"""Metrics of a server's users and namespaces that have quotas."""

@@ -46,10 +46,10 @@ class PutStatus(enum.Enum):
     DUPLICATE = "DUPLICATE"
     """Stored before, under the offsets in the result; it was not stored again."""
     MESSAGE_ILLEGAL = "MESSAGE_ILLEGAL"
-    """Larger than a whole segment of the log; not stored, and never will be."""
+    """Larger than a whole segment of the log, it or its group; not stored, and never will be."""
     SEQUENCE_CONFLICT = "SEQUENCE_CONFLICT"
-    """Its sequences, or some of them, are those of a remembered batch with other content; not
-    stored, and never will be."""
+    """Its sequences, or some of them, are those of a remembered batch with other content, or of
+    its group some batches are stored and others not; not stored, and never will be."""
     TOO_MANY_PRODUCERS = "TOO_MANY_PRODUCERS"
     """No room to remember it for its producer without forgetting what others may still repeat; not
     stored, a later call may succeed."""
@@ -81,6 +81,8 @@ class BatchToPut(msgspec.Struct, frozen=True, gc=False):
         header: Its header, from ``check_batch``: the store trusts it.
         data: The whole batch; bytes 0 to 47 are not looked at. Layout: record batch.
         tag_hashes: As in the batch's meta: 0, 8 or 8 bytes a message.
+        group: Neighbours with the same number are stored all or none, whatever dies meanwhile; 0
+            for a batch on its own.
     """
 
     topic: str
@@ -88,6 +90,7 @@ class BatchToPut(msgspec.Struct, frozen=True, gc=False):
     header: BatchHeader
     data: Buffer
     tag_hashes: bytes = b""
+    group: int = 0
 
 
 class PutResult(msgspec.Struct, frozen=True, gc=False):
@@ -311,6 +314,13 @@ class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 MIN_SEGMENT_BYTES: Final = 64 * KIB
+MAX_GROUP_BYTES: Final = 28 * MIB
+"""Most bytes of a group of batches, which replicas get in one frame: the largest batch and what
+the broker writes with it."""
+GROUP_BYTES: Final = 4 * MIB
+"""Size up to which the broker gathers batches in a group, unless one alone is larger. A replica on
+a slow link must get its frame before it takes the leader for silent, or it gets it again for
+ever."""
 _Percent = Annotated[int, msgspec.Meta(ge=1, le=100)]
 
 
@@ -396,8 +406,13 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def max_batch_bytes(self) -> int:
-        """The largest batch that fits a segment beside the markers around it."""
-        return self.mapped_file_size_commit_log - 128
+        """The largest batch that fits a segment, also in a group with what is noted of it."""
+        return self.mapped_file_size_commit_log - 2 * KIB
+
+    @property
+    def max_group_bytes(self) -> int:
+        """The largest group that fits a segment beside the markers around it, and a frame."""
+        return min(self.mapped_file_size_commit_log - 256, MAX_GROUP_BYTES)
 
 
 class StoredEntry(msgspec.Struct, frozen=True, gc=False):
@@ -555,18 +570,22 @@ class ReplicableLog(Protocol):
         *,
         max_bytes: int,
         stop: CommitLogOffset | None = None,
+        whole_groups: bool = True,
     ) -> LogChunk:
         """Reads records as they are.
 
         Args:
             start: Where the first one begins.
-            max_bytes: Stop before the record that would exceed this; one is read whatever its size.
+            max_bytes: Stop before the record, or group, that would exceed this; one is read
+                whatever its size.
             stop: Read nothing that ends behind this: the durable offset, say. None for all that
                 is written.
+            whole_groups: False for a chunk that may end inside of a group, for ``put_back`` alone.
 
         Returns:
-            A chunk; without records when the log, or what may be read of it, ends at ``start``. Its
-            bytes may be a view of the log, so hand it on before the log is cut.
+            A chunk; without records when the log, or what may be read of it, ends at ``start``, or
+            inside of the group that begins there: no chunk with its marker does. Its bytes may be a
+            view of the log, so hand it on before the log is cut.
 
         Raises:
             OffsetOutOfRange: The log is gone there, or does not reach as far.
@@ -583,7 +602,8 @@ class ReplicableLog(Protocol):
 
         Raises:
             OffsetOutOfRange: The log does not end where the chunk begins.
-            CorruptRecord: A record of it is not good; nothing was added.
+            CorruptRecord: A record of it is not good, or of a group some are missing; nothing was
+                added.
             DiskFull: No room; nothing was added, and a later call may succeed.
             StorageError: The write failed, or the segments have other bounds than here; nothing
                 was added.
@@ -593,10 +613,10 @@ class ReplicableLog(Protocol):
     def truncate(self, end_offset: CommitLogOffset) -> None:
         """Cuts the end of the log off, durably, with all that was derived from it.
 
-        What is cut is kept aside. Work grows with that, and with the number of queues. After a
-        crash meanwhile the cut is done when the store is opened next. The index process, which
-        reads the log beside the store, should not have come as far: it notices, says so, and
-        compares itself with the log.
+        Of a group that would be cut nothing is left. What is cut is kept aside. Work grows with
+        that, and with the number of queues. After a crash meanwhile the cut is done when the store
+        is opened next. The index process, which reads the log beside the store, should not have
+        come as far: it notices, says so, and compares itself with the log.
 
         Args:
             end_offset: Where a record begins.
@@ -676,6 +696,26 @@ def begin_own_epoch(store: "MessageStore") -> int:
     return store.stats().epoch
 
 
+class RememberedBatch(Protocol):
+    """Batch of a producer by which a repetition is recognised."""
+
+    @property
+    def first_sequence(self) -> int:
+        """Sequence of its first message."""
+
+    @property
+    def message_count(self) -> int:
+        """Number of its messages."""
+
+    @property
+    def producer_crc(self) -> int:
+        """Checksum of what its producer sent."""
+
+    @property
+    def end_offset(self) -> int:
+        """Commit-log offset behind it."""
+
+
 class MessageStore(ABC):
     """Keeps the batches of one broker.
 
@@ -700,8 +740,13 @@ class MessageStore(ABC):
         goes for batches with ``Attributes.REDELIVERED``. What may still be repeated is not
         forgotten for new producers (``TOO_MANY_PRODUCERS``).
 
+        Of a group (``BatchToPut.group``) all batches are stored or none is, whatever dies
+        meanwhile, and consumers see all or none. It is judged as a whole: it is a duplicate where
+        each of its batches is that is not redelivered, and refused where only some are.
+
         Args:
-            batches: Checked batches; the caller may reuse their memory afterwards.
+            batches: Checked batches; the caller may reuse their memory afterwards. A group that
+                is over ``StoreConfig.max_group_bytes`` is refused (``MESSAGE_ILLEGAL``).
             store_timestamp: Now, wall clock.
             despite_full: Uses room that is left when ``disk_space_warning_level_ratio`` has been
                 reached: for what the broker itself has to note.
@@ -747,6 +792,13 @@ class MessageStore(ABC):
                 is damaged.
         """
 
+    def is_repairing(self, topic: str, queue_id: int) -> bool:
+        """Return whether a queue is compared with the log, so that a read of it may succeed later.
+
+        A read that raises ``CorruptRecord`` begins that, where the store can.
+        """
+        return False
+
     @abstractmethod
     def queue_bounds(self, topic: str, queue_id: int) -> tuple[QueueOffset, QueueOffset]:
         """Return the offsets of the first message and of the next one that consumers will see.
@@ -774,6 +826,21 @@ class MessageStore(ABC):
             OffsetOutOfRange: Before the first or behind the last stored batch.
             CorruptRecord: No good batch begins there.
         """
+
+    def producer_window(
+        self, topic: str, queue_id: int, producer_id: int
+    ) -> Sequence[RememberedBatch]:
+        """Return the batches by which repetitions of a producer are recognised, newest last.
+
+        Args:
+            topic: Physical topic.
+            queue_id: From 0.
+            producer_id: Of the producer instance.
+
+        Returns:
+            Empty for a producer that is not known there, or not any more.
+        """
+        return ()
 
     @abstractmethod
     def queues(self, topic: str) -> list[int]:

@@ -21,7 +21,7 @@ from mqmesh.storage.interface import (
     StoreStats,
 )
 from mqmesh.storage.queues.placement import InARow, Placed, Placement
-from mqmesh.storage.queues.producer_states import ProducerStates
+from mqmesh.storage.queues.producer_states import ProducerStates, StoredBatch
 from mqmesh.units import CommitLogOffset, QueueOffset, TimestampMs
 
 STORE_ID: Final = 1
@@ -59,7 +59,7 @@ class MemoryStore(MessageStore):
             self._states,
             self._find_or_add,
             store_id=STORE_ID,
-            max_batch_bytes=config.max_batch_bytes,
+            config=config,
         )
         self._put_batches = 0
         self._put_messages = 0
@@ -153,6 +153,11 @@ class MemoryStore(MessageStore):
             raise CorruptRecord(f"no batch begins at {commitlog_offset}")
         check_stored(data)
         return data
+
+    def producer_window(self, topic: str, queue_id: int, producer_id: int) -> list[StoredBatch]:
+        """Implement ``MessageStore.producer_window``."""
+        self._check_open()
+        return self._states.window((topic, queue_id, producer_id))
 
     def queues(self, topic: str) -> list[int]:
         """Implement ``MessageStore.queues``."""

@@ -193,16 +193,16 @@ class CoordinatorContract:
         for epoch in range(1, 11):
             outcomes: dict[int, Any] = {}
             for number, who in ((1, one), (2, other)):
-                tell = outcomes.__setitem__
+                note = outcomes.__setitem__
                 who.change(
                     GROUP,
                     version,
                     state(epoch, number),
                     sessions[number - 1],
-                    lambda outcome, number=number, tell=tell: tell(number, outcome),  # type: ignore[misc]
+                    lambda outcome, number=number, note=note: note(number, outcome),  # type: ignore[misc]
                 )
             site.until(lambda outcomes=outcomes: len(outcomes) == 2)  # type: ignore[misc]
-            (winner,) = (number for number, told in outcomes.items() if isinstance(told, int))
+            (winner,) = (number for number, outcome in outcomes.items() if isinstance(outcome, int))
             version = outcomes[winner]
             lost = outcomes[3 - winner]
             assert isinstance(lost, Conflict)

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar, Final
 
+import msgspec
 import pytest
 
 from mqmesh.batch.iter_batches import iter_batches
@@ -52,6 +53,7 @@ def make_batch(
     first_sequence: int = 0,
     tags: Sequence[str | None] = (),
     attributes: int = 0,
+    group: int = 0,
 ) -> BatchToPut:
     """Makes a batch for tests.
 
@@ -63,6 +65,7 @@ def make_batch(
         first_sequence: Sequence of the first message.
         tags: One a message, or none at all.
         attributes: Attributes of the batch.
+        group: Number of the group that it is put with, 0 for none.
     """
     messages = [
         Message(topic, body.encode() if isinstance(body, str) else body, tag)
@@ -78,7 +81,8 @@ def make_batch(
         attributes=attributes,
     )
     header = check_batch(data)
-    return BatchToPut(topic, queue_id, header, memoryview(data), read_meta(data, header).tag_hashes)
+    hashes = read_meta(data, header).tag_hashes
+    return BatchToPut(topic, queue_id, header, memoryview(data), hashes, group)
 
 
 def batches_in(result: GetResult) -> list[bytes]:
@@ -261,6 +265,18 @@ class StoreContract:
         )
         assert [result.status for result in results] == [PutStatus.PUT_OK] * 4
 
+    def test_a_producer_is_remembered_by_its_newest_batches(self, store: MessageStore) -> None:
+        assert not store.producer_window("topic", 0, 1)
+        for first in range(9):
+            (result,) = store.put([make_batch(["a"], producer_id=1, first_sequence=first)], NOW)
+        window = store.producer_window("topic", 0, 1)
+        found = [(one.first_sequence, one.message_count) for one in window]
+        assert found == [(first, 1) for first in range(4, 9)]
+        assert window[-1].end_offset == result.end_offset
+        assert not store.producer_window("topic", 1, 1)
+        store.delete_topic("topic")
+        assert not store.producer_window("topic", 0, 1)
+
     def test_a_redelivered_batch_is_no_duplicate(self, store: MessageStore) -> None:
         again = make_batch(["a"], attributes=Attributes.REDELIVERED)
         results = store.put([make_batch(["a"]), again, again], NOW)
@@ -278,6 +294,76 @@ class StoreContract:
         assert [result.status for result in results] == [PutStatus.PUT_OK] * 21 + [
             PutStatus.DUPLICATE
         ]
+
+    # Groups
+
+    def test_a_group_is_stored_in_order_between_others(self, store: MessageStore) -> None:
+        results = store.put(
+            [
+                make_batch(["a"]),
+                make_batch(["b"], first_sequence=1, group=1),
+                make_batch(["c"], topic="other", group=1),
+                make_batch(["d"], first_sequence=2, group=2),
+                make_batch(["e"], first_sequence=3, group=2),
+                make_batch(["f"], first_sequence=4),
+            ],
+            NOW,
+        )
+        assert [result.status for result in results] == [PutStatus.PUT_OK] * 6
+        places = [result.commitlog_offset for result in results]
+        assert places == sorted(places)
+        for result in results:
+            header = check_stored(store.read_at(result.commitlog_offset))
+            assert header.base_queue_offset == result.base_queue_offset
+        assert read_queue(store) == ["a", "b", "d", "e", "f"]
+        assert read_queue(store, "other") == ["c"]
+
+    def test_a_repeated_group_gets_the_first_results(self, store: MessageStore) -> None:
+        group = [
+            make_batch(["mark"], topic="marks", attributes=Attributes.REDELIVERED, group=1),
+            make_batch(["a"], group=1),
+            make_batch(["b"], queue_id=1, group=1),
+        ]
+        mark, *first = store.put(group, NOW)
+        assert mark.status is PutStatus.PUT_OK
+        again = store.put(group, TimestampMs(NOW + 5))
+        assert [result.status for result in again] == [PutStatus.DUPLICATE] * 3
+        places = [(result.base_queue_offset, result.commitlog_offset) for result in first]
+        assert [(one.base_queue_offset, one.commitlog_offset) for one in again[1:]] == places
+        assert again[0].base_queue_offset >= 0
+        assert read_queue(store, "marks") == ["mark"]
+
+    def test_a_repeated_group_is_known_however_many_batches_it_has(
+        self, store: MessageStore
+    ) -> None:
+        group = [make_batch([f"{number}"], first_sequence=number, group=1) for number in range(40)]
+        for status in (PutStatus.PUT_OK, PutStatus.DUPLICATE, PutStatus.DUPLICATE):
+            assert {result.status for result in store.put(group, NOW)} == {status}
+        longer = [*group[30:], make_batch(["new"], first_sequence=40, group=1)]
+        assert {one.status for one in store.put(longer, NOW)} == {PutStatus.SEQUENCE_CONFLICT}
+        assert read_queue(store) == [f"{number}" for number in range(40)]
+
+    def test_a_group_of_which_a_part_is_stored_is_refused(self, store: MessageStore) -> None:
+        store.put([make_batch(["a"])], NOW)
+        known, new = make_batch(["a"], group=1), make_batch(["b"], first_sequence=1, group=1)
+        mark = make_batch(["mark"], topic="marks", attributes=Attributes.REDELIVERED, group=1)
+        results = store.put([mark, known, new, make_batch(["c"], queue_id=1)], NOW)
+        conflict = PutStatus.SEQUENCE_CONFLICT
+        assert [result.status for result in results] == [conflict] * 3 + [PutStatus.PUT_OK]
+        assert [result.base_queue_offset for result in results[:3]] == [-1] * 3
+        twice = [make_batch(["d"], first_sequence=5, group=2)] * 2
+        assert [result.status for result in store.put(twice, NOW)] == [conflict] * 2
+        assert read_queue(store) == ["a"]
+        assert read_queue(store, "marks") == []
+
+    def test_a_group_that_fits_no_segment_is_illegal(self, store: MessageStore) -> None:
+        body = bytes(self.config.mapped_file_size_commit_log // 4)
+        large = [make_batch([body], first_sequence=number, group=1) for number in range(4)]
+        results = store.put([*large, make_batch(["a"], first_sequence=9)], NOW)
+        illegal = PutStatus.MESSAGE_ILLEGAL
+        assert [result.status for result in results] == [illegal] * 4 + [PutStatus.PUT_OK]
+        fitting = [msgspec.structs.replace(one, group=2) for one in large[:3]]
+        assert [one.status for one in store.put(fitting, NOW)] == [PutStatus.PUT_OK] * 3
 
     # Get
 

@@ -245,8 +245,14 @@ StreamGuard = Callable[[Loop, Callable[[ByteStream], None]], Callable[[ByteStrea
 class ByteStreamListener(Protocol):
     """Interface of ``mqmesh.transport.zmq.streams.StreamListener``."""
 
-    def bind(self, endpoint: str) -> str:
-        """Listens on an endpoint; returns it with the real port."""
+    def bind(self, endpoint: str, *, shares_port: bool = False) -> str:
+        """Listens on an endpoint; returns it with the real port.
+
+        Args:
+            endpoint: Where.
+            shares_port: Other processes of this user may listen there, too, if they say the same;
+                each connection comes to one of them.
+        """
 
     def close(self) -> None:
         """Stops listening; connections are their owners' concern."""

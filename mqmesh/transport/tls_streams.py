@@ -246,7 +246,7 @@ class GuardedStream:
         self._lose()
 
     def _lose(self) -> None:
-        """End the connection, and tell the owner."""
+        """End the connection, and notify the owner."""
         if not self.is_closed:
             self._end()
             self._handler.on_closed()

@@ -234,8 +234,8 @@ class FrameReader:
             return False
         flags, body = found
         if not flags & COMMAND or bytes(body[:6]) != b"\x05READY":
-            said = bytes(body[:64]) if flags & COMMAND else b"a message"
-            raise RemoteProtocolError(f"a ZMTP handshake ends with {said!r} instead of READY")
+            command = bytes(body[:64]) if flags & COMMAND else b"a message"
+            raise RemoteProtocolError(f"a ZMTP handshake ends with {command!r} instead of READY")
         self._take_properties(bytes(body[6:]))
         self.is_open = True
         return True

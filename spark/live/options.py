@@ -39,6 +39,7 @@ MAX_DELAY_MS: Final = 15 * 60_000
 COMMON: Final = (
     "namesrv",
     "credentials",
+    "namespace",
     "subscribe",
     "subscribePattern",
     "assign",
@@ -159,6 +160,7 @@ class LiveOptions:
         fetch_bytes: Bytes of one answer of a broker.
         patience_ms: Wait for a broker that is away, in ms.
         credentials: File with the client's keys, on each machine that reads; empty for none.
+        namespace: Namespace of the topics; None for that of the environment of each machine.
     """
 
     namesrv: str
@@ -178,11 +180,15 @@ class LiveOptions:
     fetch_bytes: int = MIB
     patience_ms: int = 60_000
     credentials: str = ""
+    namespace: str | None = None
 
     def client(self) -> QueueReader:
         """Opens a client that reads with these options; the caller closes it."""
         client = QueueReader(
-            self.namesrv, patience_ms=self.patience_ms, credentials=self.credentials
+            self.namesrv,
+            patience_ms=self.patience_ms,
+            credentials=self.credentials,
+            namespace=self.namespace,
         )
         client.group = self.group
         return client
@@ -222,6 +228,7 @@ def read_options(options: Options, *, stream: bool) -> LiveOptions:
         fetch_bytes=number(options, "maxFetchBytes", MIB, 1, MOST_FETCH),
         patience_ms=number(options, "fetchTimeoutMs", 60_000, 1, MOST_PATIENCE_MS),
         credentials=options.get("credentials") or "",
+        namespace=options.get("namespace"),
     )
 
 

@@ -28,6 +28,7 @@ from .sink_rows import Flights, check_columns, messages_of
 OPTIONS: Final = (
     "namesrv",
     "credentials",
+    "namespace",
     "topic",
     "idempotent",
     "writeId",
@@ -67,6 +68,7 @@ class _Sink:
             raise ConfigError("messages cannot be overwritten: use mode 'append'")
         self.namesrv = check_namesrv(options)
         self.credentials = options.get("credentials") or ""
+        self.namespace = options.get("namespace")
         self.topic = options.get("topic") or ""
         if self.topic:
             check_topic(self.topic)
@@ -102,6 +104,7 @@ class _Sink:
             max_message_size=self.most_bytes,
             patience_ms=self.patience_ms,
             credentials=self.credentials,
+            namespace=self.namespace,
         ) as sender:
             return _send(sender, rows, self.topic, first, partition, self.idempotent)
 

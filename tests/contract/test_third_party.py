@@ -63,15 +63,18 @@ def test_it_is_found_by_its_entry_point(tmp_path: Path) -> None:
 
 def test_its_torn_tail_is_cut_and_it_is_locked(tmp_path: Path) -> None:
     store = open_journal(tmp_path, StoreConfig())
-    store.put([make_batch(["a"]), make_batch(["b"], first_sequence=1)], NOW)
+    store.put([make_batch(["a"])], NOW)
+    store.put(
+        [make_batch([body], first_sequence=n, group=1) for n, body in enumerate("bc", 1)], NOW
+    )
     with pytest.raises(StoreLocked):
         open_journal(tmp_path, StoreConfig())
     store.close()
     journal = tmp_path / "journal"
     journal.write_bytes(journal.read_bytes()[:-5])
     store = open_journal(tmp_path, StoreConfig())
-    store.put([make_batch(["c"], first_sequence=2)], NOW)
+    store.put([make_batch(["d"], first_sequence=9)], NOW)
     store.close()
     store = open_journal(tmp_path, StoreConfig())
-    assert read_queue(store) == ["a", "c"]
+    assert read_queue(store) == ["a", "d"]
     store.close()

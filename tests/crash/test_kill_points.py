@@ -47,7 +47,7 @@ class Workload:
     def run(self, files: StoreFiles) -> None:
         store = files.open()
         now_ms = 0
-        for number in range(24):
+        for number in range(16):
             body = f"{number}:" + "x" * 9000
             self.attempted.append(body)
             put_bodies(store, [body], topic="other", queue_id=1)
@@ -113,7 +113,7 @@ def test_a_repeated_send_is_recognised_after_every_kill_point(
     files.directory.mkdir()
     kill_points.start(files, lambda: stored)
     store = files.open()
-    for number in range(12):
+    for number in range(8):
         batch = make_batch([f"{number}"], producer_id=77, first_sequence=number)
         store.put([batch], NOW)
         stored += 1

@@ -47,7 +47,7 @@ def test_any_subset_of_unsynced_pages_leaves_a_prefix(files: StoreFiles) -> None
     unsynced = [f"unsynced {number} " + "u" * (500 * (number % 9)) for number in range(20)]
     put_bodies(store, unsynced)
     bodies = synced + unsynced
-    for seed in range(150):
+    for seed in range(60):
         after = files.copy()
         lose_pages(before, after, durable_end, seed)
         recovered = after.open()

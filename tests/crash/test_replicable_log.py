@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import shutil
+import time
 from pathlib import Path
 
 import msgspec
@@ -16,12 +17,15 @@ from mqmesh.errors import CorruptRecord, DiskFull, OffsetOutOfRange, StorageErro
 from mqmesh.log_identity import CommonEnd, EpochStart, common_end
 from mqmesh.storage.commitlog.cut_files import KEPT_MS, remove_old_cuts
 from mqmesh.storage.commitlog.store import CommitLogStore
+from mqmesh.storage.files.disk_space import Space
 from mqmesh.storage.interface import FlushDiskType, LogChunk, PutStatus
 from mqmesh.storage.log.commitlog import CommitLog
 from mqmesh.storage.log.control_record import ControlKind, decode_control_record
 from mqmesh.storage.log.tail_cut import TailCut
 from mqmesh.storage.queues.consume_queues import ConsumeQueues
+from mqmesh.testing.clock import ManualClock
 from mqmesh.testing.store_contract import NOW, make_batch
+from mqmesh.units import CommitLogOffset
 
 
 class Pair:
@@ -438,6 +442,27 @@ def test_without_room_nothing_is_added_and_later_it_is(pair, monkeypatch):
         monkeypatch.undo()
     assert (end_of(pair.follower), deliverable(pair.follower)) == (0, {})
     pair.follower.append_raw(chunk)
+    pair.assert_equal()
+
+
+def test_a_full_disk_takes_more_of_the_log_while_retention_waits_for_it(pair):
+    workload(pair.leader, range(12))
+    pair.replicate()
+    pair.follower.close()
+    clock = ManualClock(wall_ms=time.time_ns() // 1_000_000)
+    follower = pair.follower = pair.follower_files.open(
+        clock=clock, space_of=lambda path: Space(92, 8)
+    )
+    follower.keep_from("tables", CommitLogOffset(0))
+    follower.tick(clock.monotonic_ms())
+    settle(follower)
+    put_bodies(pair.leader, ["carried"])
+    with pytest.raises(DiskFull):
+        pair.replicate()
+    clock.advance(73 * 3_600_000)
+    follower.tick(clock.monotonic_ms())
+    assert 0 < follower.retention_wish() < end_of(follower)
+    pair.replicate()
     pair.assert_equal()
 
 

@@ -1,6 +1,4 @@
-"""Writes the golden files of record batch, state records, what replicas keep and a coordinator.
-
-All are version 1.
+"""Writes the golden files of batches, log, state records, what replicas keep and a coordinator.
 
 A golden file is what some release has once written to a disk, so this script never overwrites
 one: it adds what is missing. A new format version gets new cases and new files beside these.
@@ -32,6 +30,18 @@ from mqmesh.host import ProcessMark
 from mqmesh.message import Message
 from mqmesh.protocol.replication import HeldCommit
 from mqmesh.roles.broker.features.groups.held_commits import HeldCommits, HeldDocument
+from mqmesh.roles.broker.features.tables.row import (
+    COUNTS_KEY,
+    HEAD_KEY,
+    TABLE_PREFIX,
+    Revision,
+    Row,
+    RowCounts,
+    RowsHead,
+    TableHead,
+    pack,
+    row_key,
+)
 from mqmesh.roles.broker.ha.replica_state import ReplicaState, encode_replica_state
 from mqmesh.roles.broker.state_records import (
     DeliveryRecord,
@@ -42,6 +52,7 @@ from mqmesh.roles.broker.state_records import (
     OffsetsRecord,
     OwnersRecord,
     QueueOwner,
+    RecordPart,
     SentBackRecord,
     TopicRecord,
     TopicSettings,
@@ -50,7 +61,13 @@ from mqmesh.roles.broker.state_records import (
 )
 from mqmesh.roles.started_as import StartedAs
 from mqmesh.storage.lmdb.coordinator_file import KeptChange, KeptRecord, KeptSession, encode_pairs
+from mqmesh.storage.log.control_record import GROUP_DATA, ControlKind, encode_control_record
+from mqmesh.storage.log.store_key import StoreKey
 
+LOG_FILE = Path(__file__).resolve().parent / "commitlog-v2.bin"
+LOG_KEY = StoreKey(bytes(range(32)))
+LOG_START = 2**33
+"""Commit-log offset of the first record of ``LOG_FILE``."""
 COORDINATOR_FILE = Path(__file__).resolve().parent / "coordinator-v1.json"
 COORDINATOR = KeptChange(
     records={
@@ -65,9 +82,24 @@ COORDINATOR = KeptChange(
     },
 )
 """All that the file of a coordinator may hold."""
+ROWS_FILE = Path(__file__).resolve().parent / "table-rows-v2.json"
+ROWS = {
+    HEAD_KEY: RowsHead(2, 2**32 - 1, 3, 7, (4_096, 2**32 - 1)),
+    COUNTS_KEY: RowCounts({0: (2, 11), 7: (1, 5)}, {1: 2}, {1: 16}),
+    TABLE_PREFIX + b"kv": TableHead(1, 1_700_000_000_002, 9, (8_192, 5)),
+    row_key(1, "größe".encode()): Row(
+        [Revision(9, 8_192, 1_700_000_000_003, 0, 1_800_000_000_000, 4), Revision(2, 0, 5, 2)],
+        b"1.80",
+    ),
+    row_key(1, b"gone"): Row([Revision(2**53, 2**40, 1_700_000_000_003, 1, 1_700_086_400_003)]),
+}
+"""Rows of a table, of all kinds that have a value."""
 OLD_STATE_FILE = Path(__file__).resolve().parent / "state-v1.bin"
 STATE_FILE_2 = Path(__file__).resolve().parent / "state-v2.bin"
-STATE_FILE = Path(__file__).resolve().parent / "state-v3.bin"
+STATE_FILE_3 = Path(__file__).resolve().parent / "state-v3.bin"
+STATE_FILE_4 = Path(__file__).resolve().parent / "state-v4.bin"
+STATE_FILE_5 = Path(__file__).resolve().parent / "state-v5.bin"
+STATE_FILE = Path(__file__).resolve().parent / "state-v6.bin"
 POLICIES = GroupSettings(
     False,
     False,
@@ -84,7 +116,7 @@ POLICIES = GroupSettings(
     lost_grace_ms=0,
     priority_fairness=10,
 )
-STATE = [
+STATE_3 = [
     TopicRecord(
         "t", TopicSettings(8, 4, 6, True, True, 3_600_000, 1_000_000, "{}", 8, True, "dead-letter")
     ),
@@ -122,6 +154,13 @@ STATE = [
         [QueueOwner("t", 2**32 - 1, "host:1@a#x", 7 << 32 | 5), QueueOwner("t", 0)],
     ),
 ]
+"""State records that version 3 has, of all kinds."""
+STATE_4 = [*STATE_3, OwnersRecord("", known_epoch=7), RecordPart(0, False, b"\x92\x02\xa1")]
+"""State records that version 4 has."""
+STATE_5 = [*STATE_4, OffsetsRecord("g", "u", {0: 7, 1: 0}, True, [2**32 - 1, 0])]
+"""State records that version 5 has."""
+TABLE = TopicRecord("kv", TopicSettings(1, 1, 6, True, history=5, table_id=1_700_000_000_002))
+STATE = [*STATE_5, TABLE]
 """All kinds of state records."""
 STARTED_FILE = Path(__file__).resolve().parent / "started-as-v1.json"
 STARTED = StartedAs(secured=True, follows=True)
@@ -262,10 +301,46 @@ def encode_case(case: str) -> bytes:
     return encode_batch(**CASES[case])
 
 
+def encode_log() -> bytes:
+    """A stretch of a log as the code of today writes it: an epoch, a batch, a group, a deletion."""
+    log = b""
+
+    def marker(kind: ControlKind, data: bytes) -> bytes:
+        return encode_control_record(
+            kind,
+            commitlog_offset=LOG_START + len(log),
+            epoch=STAMP["epoch"],
+            store_id=STAMP["store_id"],
+            store_timestamp=STAMP["store_timestamp"],
+            data=data,
+            store_check=LOG_KEY.marker_check,
+        )
+
+    def stored(case: str) -> bytes:
+        batch = encode_case(case)
+        part = stamp(check_batch(batch), **STAMP | {"commitlog_offset": LOG_START + len(log)})
+        return part + batch[len(part) :]
+
+    log += marker(ControlKind.EPOCH, b"replica 2")
+    log += stored("no-tags")
+    group = ("keys", "mixed-tags")
+    size = sum(len(encode_case(case)) for case in group)
+    log += marker(ControlKind.GROUP, GROUP_DATA.pack(size, len(group)))
+    for case in group:
+        log += stored(case)
+    return log + marker(ControlKind.TOPIC_DELETED, b"flights")
+
+
 def encode_records() -> bytes:
     """The batch of ``STATE`` as the code of today writes it."""
     (body,) = in_bodies(STATE, 10_000)
     return encode_state(body, 5, 1_700_000_000_000)  # type: ignore[arg-type]
+
+
+def encode_rows() -> bytes:
+    """The pairs of ``ROWS`` as the code of today writes them, in hexadecimal digits."""
+    pairs = {key.hex(): pack(key, value).hex() for key, value in ROWS.items()}
+    return json.dumps(pairs, indent=1).encode()
 
 
 def encode_coordinator() -> bytes:
@@ -282,6 +357,9 @@ def main() -> None:
     if not STATE_FILE.exists():
         STATE_FILE.write_bytes(encode_records())
         print(f"wrote {STATE_FILE}")
+    if not LOG_FILE.exists():
+        LOG_FILE.write_bytes(encode_log())
+        print(f"wrote {LOG_FILE}")
     if not REPLICA_FILE.exists():
         REPLICA_FILE.write_bytes(encode_replica_state(REPLICA))
         print(f"wrote {REPLICA_FILE}")
@@ -291,6 +369,9 @@ def main() -> None:
     if not HELD_FILE.exists():
         HELD_FILE.write_bytes(HeldCommits(HELD).document())
         print(f"wrote {HELD_FILE}")
+    if not ROWS_FILE.exists():
+        ROWS_FILE.write_bytes(encode_rows())
+        print(f"wrote {ROWS_FILE}")
     if not COORDINATOR_FILE.exists():
         COORDINATOR_FILE.write_bytes(encode_coordinator())
         print(f"wrote {COORDINATOR_FILE}")

@@ -193,7 +193,9 @@ class RemotingWorld:
     def __init__(self, source: random.Random) -> None:
         self.brokers = Brokers(source)
         self.clock = self.brokers.clock
-        ports = BrokerPorts("127.0.0.1", 20_911, lambda port, name: None, lambda data: None)
+        ports = BrokerPorts(
+            "127.0.0.1", 20_911, lambda port, name: None, lambda change: change(None)
+        )
         ports.serve("broker-a", "c")
 
         def connect(on_command: Any, on_broker: Any) -> Any:

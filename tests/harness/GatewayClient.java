@@ -1,3 +1,4 @@
+import java.lang.reflect.Method;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.List;
@@ -91,6 +92,7 @@ public class GatewayClient {
         Message late = new Message(topic, bytes("late"));
         late.setDelayTimeLevel(1);
         sent(producer.send(late));
+        recall(producer, topic);
         CountDownLatch done = new CountDownLatch(20);
         for (int number = 0; number < 20; number++) {
             producer.send(new Message(topic, bytes("async " + number)), new SendCallback() {
@@ -118,6 +120,20 @@ public class GatewayClient {
             say("refused", error.getClass().getSimpleName());
         }
         producer.shutdown();
+    }
+
+    /** Calls a delayed message back, where the client knows how to. */
+    static void recall(DefaultMQProducer producer, String topic) throws Exception {
+        Message message = new Message(topic, bytes("recalled"));
+        try {
+            Method handleOf = SendResult.class.getMethod("getRecallHandle");
+            Message.class.getMethod("setDelayTimeMs", long.class).invoke(message, 60_000);
+            SendResult result = producer.send(message);
+            Method recall = DefaultMQProducer.class.getMethod("recallMessage", String.class, String.class);
+            say("recalled", recall.invoke(producer, topic, handleOf.invoke(result)).equals(result.getMsgId()));
+        } catch (NoSuchMethodException error) {
+            say("recalled", "by 5.x only");
+        }
     }
 
     /** Sends a message each, and says what became of it: topic, access key and secret key, or the topic alone. */
@@ -257,7 +273,19 @@ public class GatewayClient {
         }
         consumer.start();
         say("started");
+        DefaultMQPushConsumer second = null;
         if (mode.equals("streaming")) {
+            // A second member of the group.
+            second = new DefaultMQPushConsumer(group, hook(), new AllocateMessageQueueAveragely());
+            second.setNamesrvAddr(namesrv);
+            second.setInstanceName("second");
+            second.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+            second.subscribe(topic, "*");
+            second.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
+                messages.forEach(one -> got(one, "second"));
+                return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+            });
+            second.start();
             Thread sends = new Thread(() -> stream(topic));
             sends.setDaemon(true);
             sends.start();
@@ -266,6 +294,9 @@ public class GatewayClient {
             // Whoever started this ends it so.
         }
         consumer.shutdown();
+        if (second != null) {
+            second.shutdown();
+        }
         say("ended");
     }
 
@@ -288,7 +319,11 @@ public class GatewayClient {
     }
 
     static void got(MessageExt one) {
+        got(one, "first");
+    }
+
+    static void got(MessageExt one, String member) {
         say("got", new String(one.getBody(), StandardCharsets.UTF_8), one.getTags(), one.getKeys(), one.getUserProperty("to"),
-            one.getFlag(), one.getReconsumeTimes(), one.getTopic(), one.getQueueId());
+            one.getFlag(), one.getReconsumeTimes(), one.getTopic(), one.getQueueId(), member);
     }
 }

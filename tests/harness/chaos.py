@@ -7,6 +7,7 @@ not, so a failure that is replayed comes soon rather than at once.
 
 import argparse
 import os
+import random
 import shutil
 import signal
 import sys
@@ -14,6 +15,8 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Final
@@ -24,9 +27,14 @@ from harness.chaos_scene import BROKER, GROUP, OFFSETS_SAVED_MS, Scene, UpCluste
 from harness.checker import Report, Verdict
 from harness.delay_scene import run_delay_rounds
 from harness.history import Outage
+from harness.outbox_scene import OutboxScene
+from harness.payment_scene import PaymentScene
 from harness.policy_rounds import run_policy_rounds
+from harness.postgres import Postgres
+from harness.processing_scene import LOST_GRACE_MS, run_processing_rounds
 from harness.receives import Seen, judge
 from harness.secured import CLIENT, keys_in, secured_folder
+from harness.table_rounds import run_carry_rounds, run_table_rounds
 from harness.transaction_scene import run_rounds
 from harness.workload import now_ms
 from mqmesh.errors import MQMeshError
@@ -56,7 +64,6 @@ LOST_CONSUMER_MS: Final = 10_000.0
 AWAKE_MS: Final = 10_000.0
 RECEIVERS: Final = 4
 RECEIVE_RATE: Final = 100
-LOST_GRACE_MS: Final = 1_000
 MEMBER_SHARE: Final = 0.4
 """Share of the kills in receives that hit a member."""
 _SEGMENT_BYTES: Final = 16 * MIB
@@ -76,7 +83,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 def kill_broker(folder: Path, seed: int, rounds: int, flush: str) -> Outcome:
     """Kills the broker at random times under load (kill -9); the supervisor starts it again."""
-    settings = {**_settings(), "storage.flush_disk_type": flush}
+    settings = _settings(flush)
     silences: list[float] = []
     with UpCluster(folder / "data", settings) as cluster, Scene(cluster, folder, seed) as scene:
         scene.start_all()
@@ -195,24 +202,19 @@ def kill_producers(folder: Path, seed: int, rounds: int) -> Outcome:
 
 def kill_in_transactions(folder: Path, seed: int, rounds: int) -> Outcome:
     """Producers die at every step of their transactions, and brokers at any time."""
-    flush = "SYNC_FLUSH" if seed % 2 else "ASYNC_FLUSH"
-    report, kills = run_rounds(folder, seed, rounds, flush)
+    report, kills = run_rounds(folder, seed, rounds, _flush(seed))
     return Outcome(report, {f"killed ({who})": count for who, count in sorted(kills.items())})
 
 
 def kill_in_delays(folder: Path, seed: int, rounds: int) -> Outcome:
     """Kills broker and schedule service while messages wait, leave and are cancelled."""
-    flush = "SYNC_FLUSH" if seed % 2 else "ASYNC_FLUSH"
-    report, kills = run_delay_rounds(folder, seed, rounds, flush)
+    report, kills = run_delay_rounds(folder, seed, rounds, _flush(seed))
     return Outcome(report, {f"killed ({who})": count for who, count in sorted(kills.items())})
 
 
 def kill_in_receives(folder: Path, seed: int, rounds: int) -> Outcome:
     """Kills the broker, and members that acknowledge each message, at random times."""
-    settings = {
-        **_settings(),
-        "storage.flush_disk_type": "SYNC_FLUSH" if seed % 2 else "ASYNC_FLUSH",
-    }
+    settings = _settings(_flush(seed))
     group = GroupConfig(GROUP, delivery=DeliveryMode.MESSAGE, lost_grace_ms=LOST_GRACE_MS)
     kills: Counter[str] = Counter()
     dead_ms: dict[str, float] = {}
@@ -260,9 +262,80 @@ def kill_in_receives(folder: Path, seed: int, rounds: int) -> Outcome:
 
 def kill_under_policies(folder: Path, seed: int, rounds: int) -> Outcome:
     """Kills the broker while topics have retention and times to live, groups a pause and a rate."""
-    flush = "SYNC_FLUSH" if seed % 2 else "ASYNC_FLUSH"
-    settings = {**_settings(), "storage.flush_disk_type": flush}
+    settings = _settings(_flush(seed))
     return Outcome(*run_policy_rounds(folder, seed, rounds, settings))
+
+
+def kill_in_kv(folder: Path, seed: int, rounds: int) -> Outcome:
+    """Kills the broker while 64 writers increment counters of a table by their revisions."""
+    settings = _settings(_flush(seed))
+    return Outcome(*run_table_rounds(folder, seed, rounds, settings))
+
+
+def carry(folder: Path, seed: int, rounds: int) -> Outcome:
+    """Turns the log over while a table lives, and makes a new replica the master."""
+    return Outcome(*run_carry_rounds(folder, seed, rounds))
+
+
+def kill_outbox(folder: Path, seed: int, rounds: int) -> Outcome:
+    """Kills relays of an outbox, and the broker, while rows are added and sent."""
+    (folder / "outbox.sqlite").touch()  # the relay's `connect` makes no file
+    return _kill_outbox(folder, seed, rounds, f"sqlite:///{folder / 'outbox.sqlite'}", 1, None)
+
+
+def kill_outbox_postgres(folder: Path, seed: int, rounds: int) -> Outcome:
+    """Runs ``kill_outbox`` with two relays on PostgreSQL; stops them, and kills PostgreSQL, too."""
+    with Postgres() as postgres:
+        return _kill_outbox(folder, seed, rounds, postgres.url, 2, postgres.crash)
+
+
+def _kill_outbox(
+    folder: Path,
+    seed: int,
+    rounds: int,
+    database: str,
+    relays: int,
+    crash_database: Callable[[], None] | None,
+) -> Outcome:
+    settings = _settings(_flush(seed))
+    with ProcessCluster(folder, broker_settings=settings, keys=keys_in(folder)) as cluster:
+        chance = random.Random(seed)
+        scene = OutboxScene(
+            cluster,
+            database,
+            folder / "relay.log",
+            chance,
+            partial(_restart_broker, cluster),
+            relays=relays,
+            crash_database=crash_database,
+        )
+        return Outcome(scene.run(rounds), {"relays killed or stopped": rounds})
+
+
+def kill_in_processing(folder: Path, seed: int, rounds: int) -> Outcome:
+    """Kills the broker, and members that make messages of messages."""
+    settings = {
+        **_settings(_flush(seed)),
+        "rebalance_lock_lost_grace_ms": str(LOST_GRACE_MS),
+    }
+    with ProcessCluster(folder, broker_settings=settings, keys=keys_in(folder)) as cluster:
+        report, kills = run_processing_rounds(cluster, folder / "members.log", seed, rounds)
+    return Outcome(report, {f"killed ({who})": count for who, count in sorted(kills.items())})
+
+
+def payments(folder: Path, seed: int, rounds: int) -> Outcome:
+    """Kills the programs of the payment example, and the broker: docs/payments.md."""
+    settings = _settings(_flush(seed))
+    with ExitStack() as stack:
+        url = f"sqlite:///{folder / 'shop.sqlite'}"
+        if seed % 4 > 1:
+            url = stack.enter_context(Postgres()).url
+        cluster = stack.enter_context(
+            ProcessCluster(folder, broker_settings=settings, keys=keys_in(folder))
+        )
+        restart_broker = partial(_restart_broker, cluster)
+        scene = PaymentScene(cluster, url, folder, random.Random(seed), restart_broker)
+        return Outcome(scene.run(rounds), {"kills": rounds})
 
 
 class Processes(ProcessCluster):
@@ -295,17 +368,33 @@ SCENARIOS: Final[dict[str, Scenario]] = {
     "kill-in-transactions": kill_in_transactions,
     "kill-in-delays": kill_in_delays,
     "kill-in-receives": kill_in_receives,
+    "kill-in-kv": kill_in_kv,
+    "carry": carry,
+    "kill-outbox": kill_outbox,
+    "kill-outbox-postgres": kill_outbox_postgres,
+    "kill-in-processing": kill_in_processing,
+    "payments": payments,
     "policies": kill_under_policies,
     "pause-broker": pause_broker,
 }
 
 
-def _settings() -> dict[str, str]:
+def _flush(seed: int) -> str:
+    return "SYNC_FLUSH" if seed % 2 else "ASYNC_FLUSH"
+
+
+def _settings(flush: str = "ASYNC_FLUSH") -> dict[str, str]:
     return {
+        "storage.flush_disk_type": flush,
         "flush_consumer_offset_interval_ms": str(OFFSETS_SAVED_MS),
         # Small, so that segments end under load, too.
         "storage.mapped_file_size_commit_log": str(_SEGMENT_BYTES),
     }
+
+
+def _restart_broker(cluster: ProcessCluster) -> None:
+    cluster.brokers[BROKER].kill()
+    cluster.start_broker()
 
 
 # ---- The long form -------------------------------------------------------------------

@@ -17,6 +17,7 @@ from harness.commands import CommandProcess, free_ports, up_arguments
 from harness.history import Outage, Resources
 from harness.observations import came_back, look_up, recovery_degradations, resources_of
 from harness.secured import CLIENT, keys_in
+from harness.topic_reader import read_topic
 from harness.workload import Plan, Worker, describe, now_ms, read_attempts, read_deliveries
 from mqmesh.errors import MQMeshError, NoRoute
 from mqmesh.metrics import Readings
@@ -28,7 +29,6 @@ from mqmesh.protocol.route import TopicConfig
 from mqmesh.roles.supervisor.run_file import read_record
 from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.admin.queries import QueryClient
-from mqmesh.sdk.consumer.pull_consumer import PullConsumer
 from mqmesh.security.keys import KeyRing, load_credentials
 from mqmesh.transport.endpoints import endpoint_of
 from mqmesh.transport.zmq import sockets
@@ -455,21 +455,9 @@ def read_log(namesrv_addr: str) -> list[Delivery]:
     """Reads every message of the topic, queue by queue from the first to the last.
 
     Raises:
-        ChaosFailure: A message that must be there does not come.
+        AssertionError: A message that must be there does not come.
     """
-    stored: list[Delivery] = []
-    with PullConsumer("chaos-audit", namesrv_addr=namesrv_addr, auto_commit=False) as consumer:
-        queues = consumer.queues(TOPIC)
-        consumer.assign(queues)
-        consumer.seek_to_begin()
-        left = sum(consumer.lag().values())
-        while left > 0:
-            messages = consumer.poll(10_000, 1_000)
-            if not messages:
-                raise ChaosFailure(f"{left} messages of the log cannot be read")
-            left -= len(messages)
-            stored += map(describe, messages)
-    return sorted(stored, key=lambda one: one.place)
+    return sorted(map(describe, read_topic(namesrv_addr, TOPIC)), key=lambda one: one.place)
 
 
 def wait_until(what: str, condition: Callable[[], object], patience_s: float = PATIENCE_S) -> None:

@@ -1,6 +1,7 @@
 """The command line as a process whose output is waited for."""
 
 import os
+import random
 import re
 import selectors
 import signal
@@ -8,7 +9,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -16,6 +17,8 @@ from typing import Final, Self
 from mqmesh.roles.supervisor.log_lines import LineReader
 from mqmesh.roles.supervisor.supervisor import python_argv
 
+PORTS: Final = (22_000, 32_700)
+"""From, and up to: below the ephemeral ports of Linux, beside the default ports of all roles."""
 PATIENCE_S: Final = 15.0
 STOP_TIMEOUT_S: Final = 10.0
 
@@ -166,12 +169,13 @@ def run_command(*arguments: str, timeout_s: float = PATIENCE_S) -> CommandProces
 
 
 def free_ports(count: int) -> list[int]:
-    """Returns TCP ports that are free now; another process may take one later, which is rare."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
+    """Returns TCP ports that are free, and stay this process's own until it ends.
+
+    They are below those that the system gives to connections and to listeners at port 0, and no
+    other test gets one: a name among the abstract Unix sockets, of which a process has one alone,
+    stands for each.
+    """
+    return list(islice(_free_ports(), count))
 
 
 def free_ports_of_replicas() -> list[int]:
@@ -179,15 +183,31 @@ def free_ports_of_replicas() -> list[int]:
 
     The other replicas have the ports 10 and 20 above the first one's.
     """
-    while True:
-        namesrv, coordinator, broker = free_ports(3)
-        if all(_is_free(broker + step) for step in (10, 20)):
-            return [namesrv, coordinator, broker]
+    for broker in _free_ports():
+        if all(_take_port(broker + step) for step in (10, 20)):
+            return [*free_ports(2), broker]
+    raise AssertionError("no free ports")
 
 
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        return port < 65_536 and probe.connect_ex(("127.0.0.1", port)) != 0
+def _free_ports() -> Iterator[int]:
+    ports = list(range(*PORTS))
+    random.shuffle(ports)
+    yield from filter(_take_port, ports)
+
+
+def _take_port(port: int) -> bool:
+    """Returns True if a port was free, and is this process's own now."""
+    name = socket.socket(socket.AF_UNIX)
+    try:
+        name.bind(f"\0mqmesh-test-port-{port}")
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+    except OSError:
+        name.close()
+        return False
+    name.detach()  # held until the process ends
+    return True
 
 
 def wait_until_gone(pids: list[int], timeout_s: float = PATIENCE_S) -> list[int]:

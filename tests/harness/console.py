@@ -14,7 +14,7 @@ import uvicorn
 from starlette.testclient import TestClient
 
 from mqmesh.console.app import Console
-from mqmesh.console.cluster_view import ClusterView, Figures
+from mqmesh.console.cluster_view import ClusterReadings, ClusterView
 from mqmesh.console.config import ConsoleConfig
 from mqmesh.console.page import Visit
 from mqmesh.console.rights import UserRights
@@ -73,7 +73,7 @@ class ConsoleWorld:
     Args:
         answers: Answers of administration clients.
         view: Last look at the cluster.
-        figures: Of that look.
+        readings: Of that look.
         access_list: For greying out; None where security is off.
         stepped: Methods that are iterated by ``async for``.
         consume: Makes the consumers of tails.
@@ -88,14 +88,14 @@ class ConsoleWorld:
         self,
         answers: Answers | None = None,
         view: ClusterView = WELL,
-        figures: Figures | None = None,
+        readings: ClusterReadings | None = None,
         access_list: AccessList | None = None,
         stepped: tuple[str, ...] = ("scan", "resend", "compare_logs"),
         consume: Any = None,
     ) -> None:
         self.answers = dict(answers or {})
         self.view = view
-        self.figures = figures
+        self.readings = readings
         self.access_list = access_list
         self.stepped = stepped
         self.calls: list[tuple[str, str, tuple[Any, ...], dict[str, Any]]] = []
@@ -120,7 +120,7 @@ class ConsoleWorld:
             lender=self,
             config=config,
             clock=self.clock,
-            figures=self.figures if self.sees_all else None,
+            readings=self.readings if self.sees_all else None,
             series=self.series if self.sees_all else None,
             sees_all=self.sees_all,
             namesrv_addr=config.namesrv_addr,

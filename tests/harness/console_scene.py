@@ -12,10 +12,12 @@ from unittest.mock import patch
 
 from harness.browser import Browser, open_browser
 from harness.commands import CommandProcess, free_ports, free_ports_of_replicas
+from harness.oracle.wire import Connection, Keys
 from harness.patience import until
 from mqmesh.cli.main import main  # type: ignore[import-not-found]
 from mqmesh.console.users import UsersFile, load_users, new_user, save_users
 from mqmesh.message import Message, StoredMessage
+from mqmesh.roles.gateway.users import parse_users
 from mqmesh.roles.supervisor.run_file import read_record
 from mqmesh.sdk.admin.ha_admin import HaAdmin
 from mqmesh.sdk.client.options import CREDENTIALS_VARIABLE
@@ -99,6 +101,7 @@ class ConsoleScene:
         data: Data folder of the cluster.
         address: Of the console, without a slash at the end.
         namesrv_addr: Name server.
+        gateway_addr: Where clients of RocketMQ find the broker group.
         admin_keys, viewer_keys, shop_keys: Files of keys; ``shop`` may send to ``others`` only.
         passwords: Of the console's users, by name.
         producer: Producer with keys of the administrator, whose messages are traced.
@@ -121,18 +124,23 @@ class ConsoleScene:
 
     def _start(self) -> None:
         namesrv, coordinator, broker = free_ports_of_replicas()
-        console, exporter = free_ports(2)
+        console, exporter, gateway, of_brokers = free_ports(4)
         self.address = f"http://127.0.0.1:{console}"
         self.namesrv_addr = f"127.0.0.1:{namesrv}"
+        self.gateway_addr = f"127.0.0.1:{of_brokers}"
         settings = SETTINGS | {
             "namesrv": f"[{{listen_port={namesrv}}}]",
             "coordinator.listen_port": str(coordinator),
             "broker.0.listen_port": str(broker),
             "console.listen_port": str(console),
             "exporter.listen_port": str(exporter),
+            "gateway.namesrv_port": str(gateway),
+            "gateway.broker_port_base": str(of_brokers),
+            "gateway.vip_ports": "false",
+            "gateway.grpc_port": "0",
         }
         words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-        flags = ("--replicas", "3", "--secure", "--console", "--metrics")
+        flags = ("--replicas", "3", "--secure", "--console", "--metrics", "--gateway")
         self.up = CommandProcess("up", "--data-dir", str(self.data), *flags, *words)
         self._closing.callback(self.up.close)
         self.passwords["admin"] = self.up.expect("as admin, password ([^ ]+)", READY_S)[1]
@@ -180,6 +188,12 @@ class ConsoleScene:
         self.passwords[name] = f"password of {name}"
         user = new_user(name, self.passwords[name], str(keys))
         save_users(path, UsersFile(user=[*load_users(path).user, user]))
+
+    def rocketmq(self, client_id: str) -> Connection:
+        """Return a connection of a client of RocketMQ, which is signed by ``admin``."""
+        path = self.data / "security" / "gateway-users.toml"
+        secret = parse_users(path.read_text(), str(path))["admin"].secret_key
+        return Connection(self.gateway_addr, client_id, Keys("admin", secret))
 
     def delivered(self) -> list[StoredMessage]:
         """Return what the members of ``READ`` got so far."""

@@ -11,16 +11,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from harness.chaos_scene import BROKER, ChaosFailure, wait_until
+from harness.chaos_scene import BROKER, wait_until
 from harness.checker import Report, Verdict
 from harness.checker_later import delayed_messages
 from harness.history import ACKED, UNKNOWN, DelayedMessage, Delivery, History
 from harness.secured import keys_in
+from harness.topic_reader import read_topic
 from mqmesh.errors import BrokerError, MQMeshError
-from mqmesh.message import Message, StoredMessage
+from mqmesh.message import Message
 from mqmesh.protocol.route import TopicConfig
 from mqmesh.sdk.admin.admin import AdminClient
-from mqmesh.sdk.consumer.pull_consumer import PullConsumer
 from mqmesh.sdk.producer.producer import Producer
 from mqmesh.sdk.producer.send_result import SendFuture
 from mqmesh.testing.processes import ProcessCluster
@@ -161,16 +161,6 @@ def run_delay_rounds(
 
 
 def _read(namesrv_addr: str) -> list[Delivery]:
-    found: list[StoredMessage] = []
-    with PullConsumer("chaos-audit", namesrv_addr=namesrv_addr, auto_commit=False) as consumer:
-        consumer.assign(consumer.queues(TOPIC))
-        consumer.seek_to_begin()
-        left = sum(consumer.lag().values())
-        while len(found) < left:
-            messages = consumer.poll(10_000, 1_000)
-            if not messages:
-                raise ChaosFailure(f"{left - len(found)} messages of the log cannot be read")
-            found += messages
     return [
         Delivery(
             "delays",
@@ -181,7 +171,7 @@ def _read(namesrv_addr: str) -> list[Delivery]:
             one.message_id,
             float(one.store_timestamp),
         )
-        for one in found
+        for one in read_topic(namesrv_addr, TOPIC)
     ]
 
 

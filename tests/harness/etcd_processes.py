@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import signal
-import socket
 import subprocess
 import time
-from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
 
+from harness.commands import free_ports
 from harness.debian_package import debian_program
 from harness.machines import Machines
 from mqmesh.coordination.etcd.http_line import HttpLine
@@ -23,15 +22,6 @@ QUICK = ("--heartbeat-interval=50", "--election-timeout=500")
 def etcd_program() -> str:
     """Returns the path of etcd; see ``debian_program``."""
     return debian_program("etcd-server", "etcd")
-
-
-def free_ports(count: int) -> list[int]:
-    """Returns ports that no process uses now."""
-    with ExitStack() as stack:
-        held = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in held:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in held]
 
 
 class StatusHeader(msgspec.Struct):

@@ -7,6 +7,7 @@ that was acknowledged is gone or there twice.
 import argparse
 import itertools
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from harness.chaos import say, show
 from harness.etcd_processes import QUICK, EtcdCluster
 from harness.machines import HERE, Machines, enter
 from harness.patience import until
+from harness.processing_scene import Billing
 from harness.receives import Members, judge
 from mqmesh import Message, Producer, PullConsumer
 from mqmesh.errors import MQMeshError
@@ -39,6 +41,8 @@ from mqmesh.testing.processes import PROGRAM, RoleProcess
 GROUP: Final = "broker-a"
 TOPIC: Final = "t"
 PATIENCE_S: Final = 60
+SETTLE_S: Final = 240
+"""Time in which members receive what has gathered over a hundred failovers on a busy machine."""
 FAULTS: Final = {
     "kill": "kill -9; he is started again",
     "stop": "SIGSTOP, until another one leads",
@@ -397,6 +401,18 @@ class Round(msgspec.Struct, frozen=True):
     lag_bytes: int = 0
 
 
+class Billed(msgspec.Struct, frozen=True):
+    """Bills that members of two groups made of messages over some failovers.
+
+    Attributes:
+        wrong: Sentences on messages that were billed twice.
+        bills: Count of all bills.
+    """
+
+    wrong: list[str]
+    bills: int
+
+
 class Received(msgspec.Struct, frozen=True):
     """Messages that members of a group received over some failovers, and acknowledged each.
 
@@ -431,6 +447,7 @@ class Result(msgspec.Struct, frozen=True):
         twice: Messages that are in the log twice.
         delivered: Lost messages that a consumer had.
         received: Messages that members received; None where there were none.
+        billed: Bills that members made of the messages; None where there were none.
     """
 
     rounds: list[Round]
@@ -440,6 +457,7 @@ class Result(msgspec.Struct, frozen=True):
     twice: list[int]
     delivered: list[int]
     received: Received | None = None
+    billed: Billed | None = None
 
     def untold(self) -> list[str]:
         """Returns rounds that lost more of the log than the old master had reported."""
@@ -463,6 +481,7 @@ def run_failovers(
     fault: str = "kill",
     whom: Sequence[int] = (),
     receive: bool = False,
+    bill_log: Path | None = None,
 ) -> Result:
     """Takes the master away ``count`` times under load, and brings it back each time.
 
@@ -473,10 +492,13 @@ def run_failovers(
         on_round: Called after each failover, with the time that sends stood still.
         fault: Fault of the master, see ``FAULTS``.
         receive: Members of a group receive the messages, and acknowledge each.
+        bill_log: Members of two groups make a message of each; log file of theirs.
     """
     load, rounds = Load(group.namesrv.endpoint), []
     reader: Reader | None = None
     members: Members | None = None
+    billing: Billing | None = None
+    billed: Billed | None = None
     held = 0
     try:
         for number in range(count):
@@ -487,6 +509,12 @@ def run_failovers(
                 members = members or Members(RECEIVERS, TOPIC, group.namesrv.endpoint, MEMBERS)
                 members.wait_acked(MEMBERS)
                 held += members.held()
+            if bill_log is not None:
+                endpoint = group.namesrv.endpoint
+                billing = billing or Billing(endpoint, TOPIC, bill_log, random.Random(count))
+                billing.wait_billed(MEMBERS)
+                if number % 2:
+                    billing.replace_one()
             load.slowest_s()
             master = whom[number] if whom else group.master()
             lag_bytes = _harm(group, master, fault)
@@ -498,9 +526,13 @@ def run_failovers(
         until(lambda: len(group.in_sync()) > 2)
         load.close()
         if members is not None:
-            until(lambda: _all_settled(group))
+            until(lambda: _all_settled(group), SETTLE_S)
+        if billing is not None:
+            billed = Billed(billing.judge(load.acked), billing.found.total())
     finally:
         load.close()
+        if billing is not None:
+            billing.close()
         if members is not None:
             members.close()
         if reader is not None:
@@ -515,6 +547,7 @@ def run_failovers(
         [number for number, times in found.items() if times > 1],
         [one.number for one in reader.found if one.number in lost] if reader is not None else [],
         None if members is None else _received(members, held, load.acked.keys() - lost),
+        billed,
     )
 
 
@@ -614,6 +647,14 @@ def _say_received(received: Received) -> None:
         say(f"  {line}")
 
 
+def _say_billed(billed: Billed) -> bool:
+    """Says what members made of the messages; returns True when it is as promised."""
+    say(f"{billed.bills} bills of two groups, {len(billed.wrong)} orders were billed twice")
+    for line in billed.wrong[:MOST_SAID]:
+        say(f"  {line}")
+    return not billed.wrong
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs what the command line says.
 
@@ -628,6 +669,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--fault", choices=list(FAULTS), default="kill", help="what happens to him")
     parser.add_argument(
         "--receive", action="store_true", help="members receive meanwhile, and acknowledge each"
+    )
+    parser.add_argument(
+        "--processing", action="store_true", help="members make messages of messages meanwhile"
     )
     options = parser.parse_args(arguments)
     machines = None
@@ -653,6 +697,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 _tell,
                 fault=options.fault,
                 receive=options.receive,
+                bill_log=folder / "members.log" if options.processing else None,
             )
         finally:
             group.close()
@@ -677,6 +722,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _say_received(result.received)
         if not result.received.is_good:
             return 1
+    if result.billed is not None and not _say_billed(result.billed):
+        return 1
     may_lose = options.ack == "none"
     bad = untold or result.delivered if may_lose else result.lost
     return 1 if bad or result.twice else 0

@@ -11,35 +11,38 @@ import msgspec
 NAMED: Final = "named"
 
 
-def filled(kind: Any, texts: Mapping[str, str] | None = None) -> Any:
+def filled(kind: Any, names: Mapping[str, str] | None = None) -> Any:
     """Makes a value of a header's type with a value in every field.
 
     Args:
         kind: The type.
-        texts: Values of fields of these names, at any depth; other fields get ``named``.
+        names: Names of topics and groups, by the kinds of ``protocol.names``; other texts, and
+            kinds that are left out, get ``named``.
     """
-    return _filled(kind, "", texts or {})
+    return _filled(kind, names or {})
 
 
-def _filled(kind: Any, field: str, texts: Mapping[str, str]) -> Any:
+def _filled(kind: Any, names: Mapping[str, str]) -> Any:
     found = msgspec.inspect.type_info(kind)
+    text = NAMED
+    if isinstance(found, msgspec.inspect.Metadata):
+        text = names.get((found.extra or {}).get("names", ""), NAMED)
+        found = found.type
     if isinstance(found, msgspec.inspect.UnionType):
         found = next(one for one in found.types if not isinstance(one, msgspec.inspect.NoneType))
     match found:
         case msgspec.inspect.StructType(cls):
             hints = typing.get_type_hints(cls, include_extras=True)
-            return cls(
-                **{name: _filled(hints[name], name, texts) for name in cls.__struct_fields__}
-            )
+            return cls(**{name: _filled(hints[name], names) for name in cls.__struct_fields__})
         case msgspec.inspect.ListType():
-            return [_filled(typing.get_args(_bare(kind))[0], field, texts)]
+            return [_filled(typing.get_args(_bare(kind))[0], names)]
         case msgspec.inspect.DictType():
             return {
-                _filled(key, field, texts): _filled(value, field, texts)
+                _filled(key, names): _filled(value, names)
                 for key, value in [typing.get_args(_bare(kind))]
             }
         case msgspec.inspect.StrType():
-            return texts.get(field, NAMED)
+            return text
         case msgspec.inspect.BytesType():
             return bytes(found.min_length or 0)
         case msgspec.inspect.BoolType():

@@ -8,6 +8,7 @@ from typing import Any
 
 from mqmesh.errors import EndpointUnreachable, NoPermission
 from mqmesh.protocol.route import BrokerAddress, BrokerData, QueueData, TopicRoute
+from mqmesh.roles.gateway.consuming import PullCache
 from mqmesh.roles.gateway.grpc.authorization import find_caller
 from mqmesh.roles.gateway.grpc.front import GrpcFront
 from mqmesh.roles.gateway.grpc.handles import Handles
@@ -42,6 +43,7 @@ class FrontWorld:
             self,  # type: ignore[arg-type]
             self,  # type: ignore[arg-type]
             self,  # type: ignore[arg-type]
+            PullCache(1 << 20, self.clock.monotonic_ms),
             self,  # type: ignore[arg-type]
             handles=handles,
             key=bytes(16),

@@ -6,7 +6,8 @@ step that may be taken at any time, or never. A request whose caller waits no mo
 change the record. Suspicion has no part in it: any replica stands for election at any time.
 
 Followers are cut where the histories part, by comparing records; finding that place by epochs is
-tested with ``log_copy``. States are distinguished by 64 bits.
+tested with ``log_copy``. A group is a record that says how many follow: replicas copy all of it at
+once, and a log that lost the end of one begins without it. States are distinguished by 64 bits.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import pairwise
 from typing import Final
 
 import msgspec
@@ -43,7 +45,8 @@ IDS = (1, 2, 3)
 LAG_MAX_MS = 1_000
 
 Record = tuple[int, str]
-"""Epoch, and what stands there."""
+"""Epoch, and what stands there: of a group its size, and where in it."""
+GROUP_SIZE: Final = 2
 Step = tuple[str | int, ...]
 """Name and arguments of what happens next."""
 
@@ -52,6 +55,7 @@ class Bounds(msgspec.Struct, frozen=True):
     """Limits of the events in one course."""
 
     records: int = 2
+    groups: int = 0
     epochs: int = 3
     crashes: int = 1
     power_cuts: int = 1
@@ -176,6 +180,8 @@ class World:
             if one.lead is not None:
                 if self._may("records"):
                     yield "append", number
+                if self._may("groups"):
+                    yield "append_group", number
                 if one.lead.pending is None and self._may("set_changes"):
                     yield from (("look", number, late) for late in (0, *IDS) if late != number)
                 yield from self._steps_of_voters(number, one.lead)
@@ -187,6 +193,8 @@ class World:
                 leader = self._leader(one.follows)
                 if leader is not None and len(leader.log) > len(one.log):
                     yield "copy", number
+                    if _left(leader.log[len(one.log)]) and self._may("crashes"):
+                        yield "tear", number
             if one.ack[0] and self._leader(one.ack[0]) is not None:
                 yield "ack", number
             for epoch, leader_id in self.masters:
@@ -243,6 +251,14 @@ class World:
         one.log += ((one.epoch, f"record {self.used['records']}"),)
         self._own(one)
 
+    def do_append_group(self, number: int) -> None:
+        """Appends a group of records at the leader."""
+        self._use("groups")
+        one = self.replicas[number]
+        name = f"group {self.used['groups']}"
+        one.log += tuple((one.epoch, f"{name}, {left} left") for left in range(GROUP_SIZE)[::-1])
+        self._own(one)
+
     def do_follow(self, number: int, epoch: int) -> None:
         """Makes a replica follow a leader: it cuts the records that differ."""
         one, leader = self.replicas[number], self._leader(epoch)
@@ -260,13 +276,22 @@ class World:
         self._check_confirmed(leader)
 
     def do_copy(self, number: int) -> None:
-        """Copies the next record to a follower, which acknowledges it."""
+        """Copies the next record, or group, to a follower, which acknowledges it."""
         one = self.replicas[number]
         leader = self._leader(one.follows)
         assert leader is not None and leader.lead is not None
-        one.log = leader.log[: len(one.log) + 1]
+        one.log = leader.log[: chunk_end(leader.log, len(one.log))]
         leader.lead.log.on_sent(number, len(one.log))
         one.ack = (one.follows, len(one.log))
+
+    def do_tear(self, number: int) -> None:
+        """Kills a follower inside of a group that it is writing."""
+        self._use("crashes")
+        one = self.replicas[number]
+        leader = self._leader(one.follows)
+        assert leader is not None
+        self._stop(number)
+        one.log = recovered(leader.log[: len(one.log) + 1])
 
     def do_ack(self, number: int) -> None:
         """Delivers an acknowledgement to the leader."""
@@ -376,7 +401,7 @@ class World:
         self._use("power_cuts")
         self._stop(number)
         one = self.replicas[number]
-        one.log = one.log[:end]
+        one.log = recovered(one.log[:end])
         boot_id = f"{one.state.boot_id}1"
         one.state = one.state.started(boot_id, "p", syncs=False, drawn=one.state.incarnation)
 
@@ -471,6 +496,8 @@ class World:
     def _check_confirmed(self, leader: Replica) -> None:
         assert leader.lead is not None
         now = leader.log[: leader.lead.log.confirmed]
+        if not is_whole(now):
+            raise Violation(f"consumers see a part of a group: {now}")
         if _common(now, self.confirmed) not in (now, self.confirmed):
             raise Violation(f"a place has two contents: {self.confirmed}, {now}")
         if len(now) > len(self.confirmed):
@@ -481,6 +508,35 @@ class World:
         newest = self._leader(max(dict(self.masters)))
         if newest is not None and newest.log[: len(self.confirmed)] != self.confirmed:
             raise Violation(f"confirmed was {self.confirmed}, the leader has {newest.log}")
+
+
+def chunk_end(log: tuple[Record, ...], start: int) -> int:
+    """Returns where the record, or group, that begins at a place of a log ends."""
+    end = start + 1
+    while _left(log[end - 1]):
+        end += 1
+    return end
+
+
+def recovered(log: tuple[Record, ...]) -> tuple[Record, ...]:
+    """Returns a log as it is after a start: without the group that is not whole at its end."""
+    while log and _left(log[-1]):
+        log = log[:-1]
+    return log
+
+
+def is_whole(log: tuple[Record, ...]) -> bool:
+    """Returns True if a log has no part of a group."""
+    return all(
+        not _left(one) or one[1].partition(",")[0] == following[1].partition(",")[0]
+        for one, following in pairwise((*log, (0, "the end")))
+    )
+
+
+def _left(record: Record) -> int:
+    """Returns how many records of the same group follow."""
+    name, _, left = record[1].partition(", ")
+    return int(left.split()[0]) if name.startswith("group") else 0
 
 
 def _order(asked: Asked) -> tuple[object, ...]:
@@ -558,6 +614,8 @@ LONG: Final = (
     (AckReplicas.QUORUM, bounds(1, voters=1, unknown=1)),
     (AckReplicas.QUORUM, bounds(1, voters=2, set_changes=1)),
     (AckReplicas.ALL, bounds(1, voters=2, set_changes=1)),
+    (AckReplicas.QUORUM, bounds(1, groups=1, power_cuts=1)),
+    (AckReplicas.ALL, bounds(1, groups=1, crashes=1)),
     (AckReplicas.ALL, Bounds()),
     (AckReplicas.QUORUM, Bounds()),
 )

@@ -274,6 +274,8 @@ class HostileFrames:
         if chance.random() < self._tree_share / (depth + 1):
             return self._tree(depth)
         match kind:
+            case msgspec.inspect.Metadata(type=named):
+                return self._value(named, depth)
             case msgspec.inspect.IntType(ge=least, le=most):
                 low = -(2**63) if least is None else least
                 high = 2**63 - 1 if most is None else most

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from typing import Any
 
-from mqmesh.security.access_list import AccessList, User, UserRole
+from mqmesh.security.access_list import AccessList, Namespace, User, UserRole
 from mqmesh.security.guard import Guard
 from mqmesh.security.keys import Credentials, KeyRing
 from mqmesh.transport.zmq.handshakes import new_key_pair
@@ -39,4 +39,5 @@ def user(of: Credentials, role: UserRole = UserRole.NONE, **more: Any) -> User:
 
 def guard(*users: User) -> Guard:
     """Lets in these users."""
-    return Guard(AccessList(1, list(users)), lambda: TODAY)
+    namespaces = {one.namespace for one in users if one.namespace}
+    return Guard(AccessList(1, list(users), list(map(Namespace, namespaces))), lambda: TODAY)

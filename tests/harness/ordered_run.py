@@ -54,6 +54,8 @@ PATIENCE_S: Final = 60.0
 CLOSE_S: Final = 10.0
 MEMBERS: Final = (2, 6)
 IN_FLIGHT: Final = 20_000
+SEND_MS: Final = 30_000
+"""A broker that was killed is back long before."""
 
 
 class Metrics(msgspec.Struct):
@@ -68,6 +70,7 @@ class Metrics(msgspec.Struct):
         leaves: Members that left by themselves.
         kills: Members killed.
         failovers: Masters killed, of a group that elects another one.
+        restarts: Brokers killed, and started again.
         seconds: Time from the first message sent to the last one consumed.
         longest_pause_s: Longest time in which no message at all was consumed.
         handover_s: Median time that a queue rested when it went from one member to another.
@@ -84,6 +87,7 @@ class Metrics(msgspec.Struct):
     leaves: int = 0
     kills: int = 0
     failovers: int = 0
+    restarts: int = 0
     seconds: float = 0.0
     longest_pause_s: float = 0.0
     handover_s: float = 0.0
@@ -97,7 +101,8 @@ class Metrics(msgspec.Struct):
         return (
             f"{self.messages:,} messages, {self.keys:,} keys, {self.repeats:,} repeats "
             f"({share:.4%}), {self.joins} joins, {self.leaves} leaves, {self.kills} kills, "
-            f"{self.failovers} failovers, {self.seconds:.1f} s, longest pause "
+            f"{self.failovers} failovers, {self.restarts} restarts, {self.seconds:.1f} s, "
+            "longest pause "
             f"{self.longest_pause_s:.2f} s, a queue changes hands in {self.handover_s:.3f} s, at "
             f"most {self.longest_handover_s:.2f} s, progress in {self.progress:.0%} of the "
             f"seconds, {self.queue_progress:.0%} of each queue's; "
@@ -207,7 +212,12 @@ class Load:
         began = time.monotonic()
         pause = threading.Event()
         futures = []
-        with Producer("ordered-load", namesrv_addr=self._namesrv_addr) as producer:
+        with Producer(
+            "ordered-load",
+            namesrv_addr=self._namesrv_addr,
+            send_msg_timeout_ms=SEND_MS,
+            retry_times_when_send_async_failed=100,
+        ) as producer:
             for number, key in enumerate(self._keys):
                 if self._rate and number % 50 == 0:
                     pause.wait(max(began + number / self._rate - time.monotonic(), 0))
@@ -349,8 +359,11 @@ def run_keys(
     members: int = 16,
     failing: float = 0.01,
     kills: int = 4,
+    restarts: int = 2,
 ) -> Metrics:
     """Has members share one queue in the order of keys; kills some of them, and adds as many.
+
+    The broker is killed meanwhile, too.
 
     Args:
         folder: Empty; a short path.
@@ -358,6 +371,7 @@ def run_keys(
         members: Members at a time.
         failing: Share of calls that fail.
         kills: Members killed, one after the other.
+        restarts: Kills of the broker.
     """
     metrics = Metrics([], messages=len(keys), keys=len(set(keys) - {""}))
     with (
@@ -379,6 +393,13 @@ def run_keys(
                 metrics.kills += 1
                 group.join()
                 metrics.joins += 1
+            # Between two kills of members.
+            if metrics.restarts < restarts and seen * restarts * 2 >= len(keys) * (
+                2 * metrics.restarts + 1
+            ):
+                cluster.brokers["broker-a"].kill()
+                cluster.start_broker()
+                metrics.restarts += 1
     group.log.read()
     calls = group.log.calls
     metrics.repeats = len(calls) - len(group.log.numbers)
@@ -435,6 +456,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--members", type=int, default=16, help="of keys")
     parser.add_argument("--failing", type=float, default=0.01, help="share of calls, of keys")
     parser.add_argument("--kills", type=int, default=4, help="members killed, of keys")
+    parser.add_argument("--restarts", type=int, default=2, help="kills of the broker, of keys")
     parser.add_argument("--seconds", type=float, default=120.0, help="of churn")
     parser.add_argument("--rate", type=int, default=2_000, help="messages a second of churn")
     parser.add_argument("--events", type=int, default=50, help="joins and leaves a minute")
@@ -459,6 +481,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 members=options.members,
                 failing=options.failing,
                 kills=options.kills,
+                restarts=options.restarts,
             )
         else:
             metrics = run_churn(

@@ -11,8 +11,8 @@ from urllib.error import URLError
 from urllib.parse import urlencode
 from urllib.request import urlopen
 
+from harness.commands import free_ports
 from harness.debian_package import debian_program
-from harness.etcd_processes import free_ports
 from harness.patience import until
 
 PACKAGE = "prometheus"

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from harness.patience import until
-from mqmesh import PullConsumer
+from harness.topic_reader import read_topic
 from mqmesh.protocol.replication import HaStatus
+from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.admin.ha_admin import HaAdmin
 from mqmesh.testing.processes import RoleProcess
 
@@ -75,12 +76,10 @@ def pair(group: Group, **settings: str) -> None:
 
 def bodies_of(group: Group, topic: str = "t") -> list[bytes]:
     """Returns all messages of a topic, sorted."""
-    bodies: list[bytes] = []
-    with PullConsumer("all", namesrv_addr=group.namesrv.endpoint) as consumer:
-        queues = consumer.queues(topic)
-        consumer.assign(queues)
-        consumer.seek_to_begin(*queues)
-        until(lambda: bool(consumer.lag(*queues)))
-        while any(consumer.lag(*queues).values()):
-            bodies += [message.body for message in consumer.poll(1_000)]
-    return sorted(bodies)
+    return sorted(message.body for message in read_topic(group.namesrv.endpoint, topic))
+
+
+def indexed_batches_at(endpoint: str) -> float:
+    """Returns how many batches the index process beside a replica has indexed."""
+    with AdminClient(endpoint) as admin:
+        return admin.role_info(endpoint).number("index_batches_total")

@@ -13,11 +13,11 @@ from fcntl import LOCK_EX, flock
 from pathlib import Path
 
 from harness.debian_package import leave_out
+from harness.java import java_command
 
 VERSION = "5.3.3"
 DOWNLOAD_S = 240
 TRAFFIC_S = 150
-PROGRAM = Path(__file__).with_name("RocketMQTraffic.java")
 POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
   <modelVersion>4.0.0</modelVersion>
   <groupId>mqmesh</groupId><artifactId>rocketmq</artifactId><version>1</version>
@@ -71,10 +71,10 @@ def traffic_of_a_real_broker(folder: Path, metrics: list[str], events: list[str]
         metrics: Metrics that the page must have before it is taken.
         events: Events that the trace topic must have; see ``RocketMQTraffic.java``.
     """
+    options = ("-Xms64m", "-Xmx512m", "-XX:MaxDirectMemorySize=256m", f"-Duser.home={folder}")
     java = [
-        *("java", "-Xms64m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
-        *("-XX:MaxDirectMemorySize=256m", f"-Duser.home={folder}", "-cp", f"{rocketmq_jars()}/*"),
-        *("-Dfile.encoding=UTF-8", str(PROGRAM), str(folder), *metrics, "--", *events),
+        *java_command("RocketMQTraffic", rocketmq_jars(), *options),
+        *(str(folder), *metrics, "--", *events),
     ]
     alone = ["unshare", "--map-root-user", "--net", "sh", "-c", 'ip link set lo up && exec "$@"']
     done = subprocess.run(

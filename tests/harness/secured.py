@@ -11,7 +11,7 @@ from typing import Final, Self
 from harness.keys import credentials, user
 from mqmesh.protocol.commands import ServedBy
 from mqmesh.roles.access_keeper import read_access_file, write_access_file
-from mqmesh.security.access_list import AccessList, User, UserRole
+from mqmesh.security.access_list import AccessList, Namespace, User, UserRole
 from mqmesh.security.keys import load_credentials, save_credentials
 from mqmesh.testing.processes import ProcessCluster, RoleProcess
 
@@ -52,6 +52,8 @@ def put_users(keys: Path, users: Iterable[User]) -> None:
     now = read_access_file(path)
     for one in users:
         now = now.with_user(one)
+        if one.namespace and one.namespace not in {known.name for known in now.namespace}:
+            now = AccessList(now.version, now.user, [*now.namespace, Namespace(one.namespace)])
     write_access_file(path, now)
 
 

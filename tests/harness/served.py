@@ -22,6 +22,7 @@ from mqmesh.roles.dispatch import Dispatch, Serve
 from mqmesh.roles.live_settings import LiveSettings
 from mqmesh.storage.interface import MessageStore
 from mqmesh.storage.memory import MemoryStore
+from mqmesh.storage.table_rows import TableRows
 
 OF_THE_PROCESS: Final = frozenset({RequestCode.GET_BROKER_CONFIG, RequestCode.UPDATE_BROKER_CONFIG})
 """Commands that the process serves whatever its role is: no feature has them."""
@@ -31,7 +32,7 @@ class Guard:
     """Permits everything but what a test forbids.
 
     Attributes:
-        forbidden: Topics.
+        forbidden: Topics and groups.
         told: Lookups: names of commands, and topics.
     """
 
@@ -44,6 +45,10 @@ class Guard:
         if header is not None and spec.request is not None:
             for topic in spec.topic_names(header):
                 self.check_topic(principal, spec, topic)
+
+    def check_group(self, principal: Principal, spec: CommandSpec, group: str) -> None:
+        """Implement ``Authorizer.check_group``."""
+        self.check_topic(principal, spec, group)
 
     def check_creation(self, principal: Principal, topic: str) -> None:
         """Permits every user to have topics made."""
@@ -68,6 +73,7 @@ def features_on(
     epoch: int = 0,
     leadership: Leadership | None = None,
     index: IndexerLink | None = None,
+    rows: TableRows | None = None,
 ) -> BrokerFeatures:
     """Makes the features of a broker without a process.
 
@@ -83,6 +89,7 @@ def features_on(
         epoch: Epoch of a master.
         leadership: Leadership of a master that was elected.
         index: Connection to the index process.
+        rows: Rows of tables; None for some in memory.
     """
     followers = follower_table_of(config, ReplicaCounts(), began_ms=clock.monotonic_ms())
     core = Core(
@@ -103,7 +110,7 @@ def features_on(
         is_follower=is_follower,
         has_past=leadership is not None and bool(store.topics()),
     )
-    return BrokerFeatures(core, followers, index)
+    return BrokerFeatures(core, followers, index, rows)
 
 
 def dispatched(features: BrokerFeatures) -> Dispatch:

@@ -13,12 +13,12 @@ from typing import Final
 from harness.chaos_scene import BROKER, ChaosFailure, wait_until
 from harness.checker import Report, Verdict
 from harness.secured import keys_in
+from harness.topic_reader import read_topic
 from harness.transaction_worker import DONE, STEPS, Books, TransactionWorker, WorkerPlan
 from mqmesh.errors import MQMeshError, NoRoute
 from mqmesh.protocol.route import TopicConfig
 from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.admin.transaction_admin import TransactionAdmin
-from mqmesh.sdk.consumer.pull_consumer import PullConsumer
 from mqmesh.testing.processes import ProcessCluster
 
 TOPIC: Final = "transactions"
@@ -141,20 +141,9 @@ def read_keys(namesrv_addr: str) -> Counter[str]:
     """Counts how often each key is in the log.
 
     Raises:
-        ChaosFailure: A message that must be there does not come.
+        AssertionError: A message that must be there does not come.
     """
-    found: Counter[str] = Counter()
-    with PullConsumer("chaos-audit", namesrv_addr=namesrv_addr, auto_commit=False) as consumer:
-        consumer.assign(consumer.queues(TOPIC))
-        consumer.seek_to_begin()
-        left = sum(consumer.lag().values())
-        while left > 0:
-            messages = consumer.poll(10_000, 1_000)
-            if not messages:
-                raise ChaosFailure(f"{left} messages of the log cannot be read")
-            left -= len(messages)
-            found.update(message.keys[0] for message in messages)
-    return found
+    return Counter(message.keys[0] for message in read_topic(namesrv_addr, TOPIC))
 
 
 def _make_topic(admin: AdminClient) -> bool:

@@ -24,4 +24,4 @@ def finish(batch: PendingBatch, result: BatchOutcome | MQMeshError) -> None:
             batch.outcome = result
         else:
             batch.error = result
-    batch.tell()
+    batch.notify()

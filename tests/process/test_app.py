@@ -6,10 +6,12 @@ import asyncio
 import queue
 
 import msgspec
+import pytest
 from harness.patience import PATIENCE_S, until
 
 import mqmesh.aio
 from mqmesh import App, DeadLetterClient, Message, Reject, StoredMessage
+from mqmesh.errors import MQMeshError
 from mqmesh.message import PROPERTY_LAST_FAILURE
 
 
@@ -63,6 +65,71 @@ def test_coroutines_handle_what_coroutines_send(mqmesh_cluster):
             return await billed
 
     assert asyncio.run(program()) == Order(1, "pear")
+
+
+def test_results_are_stored_with_the_progress_of_their_group_or_sent(mqmesh_cluster):
+    topics = [mqmesh_cluster.topic(queues=2) for _ in range(3)]
+    orders, bills, copies = topics
+    names = {"namesrv_addr": mqmesh_cluster.namesrv_addr}
+    app, tried = App("shop", **names), set()
+    billed: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
+    from_start = {"consume_from_where": "FIRST_OFFSET", "suspend_current_queue_time_ms": 10}
+
+    @app.subscriber(orders, group=mqmesh_cluster.group(), exactly_once=True, **from_start)
+    @app.publisher(bills)
+    @app.publisher(copies)
+    def bill(order: Order) -> list[Order] | None:
+        if order.id not in tried:
+            tried.add(order.id)
+            raise LookupError
+        return None if order.item == "free" else [Order(order.id, "bill")] * 2
+
+    @app.subscriber(copies, group=mqmesh_cluster.group(), **from_start)
+    @app.publisher(bills)
+    def forward(copy: Order) -> Message:
+        return Message(bills, msgspec.json.encode(Order(copy.id, "copy")), tag="copy")
+
+    @app.subscriber(bills, group=mqmesh_cluster.group(), **from_start)
+    def post(one: Order, message: StoredMessage) -> None:
+        billed.put((message.tag or one.item, one.id))
+
+    for number, item in enumerate(("apple", "free", "pear")):
+        mqmesh_cluster.producer().send(Message(orders, msgspec.json.encode(Order(number, item))))
+    with app:
+        found = sorted(billed.get(timeout=PATIENCE_S) for _ in range(8))
+    assert found == [(name, number) for name in ("bill", "copy") for number in (0, 0, 2, 2)]
+    assert billed.empty()
+    nowhere = App("shop", **names)
+    nowhere.subscriber(orders, group=mqmesh_cluster.group(), exactly_once=True)(
+        nowhere.publisher("gone")(bill)
+    )
+    with pytest.raises(MQMeshError, match="gone"):
+        nowhere.start()
+
+
+def test_coroutines_results_are_stored_with_the_progress_of_their_group(mqmesh_cluster):
+    orders, bills = mqmesh_cluster.topic(queues=1), mqmesh_cluster.topic(queues=1)
+    group = mqmesh_cluster.group()
+
+    async def program() -> bytes:
+        app = mqmesh.aio.App("shop", namesrv_addr=mqmesh_cluster.namesrv_addr)
+        sender = app.publisher(orders, Order)
+        billed: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+        @app.subscriber(orders, group=group, exactly_once=True)
+        @app.publisher(bills)
+        async def bill(order: Order) -> str:
+            return f"{order.item}: 3"
+
+        @app.subscriber(bills, group=group, consume_orderly=True)
+        async def post(one: bytes) -> None:
+            billed.set_result(one)
+
+        async with app, asyncio.timeout(PATIENCE_S):
+            await sender.send(Order(1, "pear"))
+            return await billed
+
+    assert asyncio.run(program()) == b"pear: 3"
 
 
 def _reasons(letters: DeadLetterClient, group: str) -> list[str]:

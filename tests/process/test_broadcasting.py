@@ -17,8 +17,8 @@ from mqmesh.sdk.producer.producer import Producer
 from mqmesh.testing.processes import ProcessCluster
 
 PATIENCE_S = 30.0
-MESSAGES = 6_000
-KILLS = 6
+MESSAGES = 4_000
+KILLS = 4
 QUEUES = 4
 
 # Writes each body as a line; a line that is written was consumed, whatever happens next.

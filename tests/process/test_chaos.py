@@ -8,28 +8,34 @@ from __future__ import annotations
 
 import pytest
 from harness.chaos import (
+    carry,
     kill_broker_async,
     kill_broker_sync,
     kill_consumer,
     kill_in_delays,
+    kill_in_kv,
+    kill_in_processing,
     kill_in_receives,
     kill_in_transactions,
     kill_name_servers,
+    kill_outbox,
     kill_producers,
     kill_under_policies,
     main,
     pause_broker,
 )
 
-ROUNDS = 5
+ROUNDS = 3
+CLUSTER_ROUNDS = 5
+"""More than a cluster lives for (``KILLS_A_LIFE``): it is stopped and started again, too."""
 
 
 @pytest.fixture
 def harm(short_tmp_path):
     """Runs a scenario; whatever a client saw must keep the promises."""
 
-    def run(scenario, seed):
-        outcome = scenario(short_tmp_path, seed, ROUNDS)
+    def run(scenario, seed, rounds=ROUNDS):
+        outcome = scenario(short_tmp_path, seed, rounds)
         assert outcome.report.good, outcome.report.text()
         assert outcome.report.counts["acked"] > 0
         return outcome
@@ -39,7 +45,7 @@ def harm(short_tmp_path):
 
 @pytest.mark.timeout(120)
 def test_a_broker_that_is_killed_again_and_again_loses_nothing_with_async_flush(harm):
-    assert harm(kill_broker_async, 1).metrics["kills"] >= ROUNDS
+    assert harm(kill_broker_async, 1, CLUSTER_ROUNDS).metrics["kills"] >= CLUSTER_ROUNDS
 
 
 @pytest.mark.timeout(120)
@@ -73,6 +79,28 @@ def test_delayed_messages_come_once_whoever_dies(harm):
 def test_nothing_acknowledged_comes_again_whoever_dies_among_broker_and_members(harm):
     metrics = harm(kill_in_receives, 1).metrics
     assert metrics["killed (broker)"] + metrics["killed (member)"] >= ROUNDS
+
+
+@pytest.mark.timeout(120)
+def test_counters_of_a_table_are_what_was_acknowledged(short_tmp_path):
+    outcome = kill_in_kv(short_tmp_path, 1, 3)
+    assert outcome.report.good, outcome.report.text()
+
+
+@pytest.mark.timeout(120)
+def test_a_table_outlives_the_log(short_tmp_path):
+    outcome = carry(short_tmp_path, 1, 2)
+    assert outcome.report.good, outcome.report.text()
+
+
+@pytest.mark.timeout(120)
+def test_rows_of_an_outbox_are_sent_once_whichever_relay_dies(harm):
+    harm(kill_outbox, 10)
+
+
+@pytest.mark.timeout(120)
+def test_each_order_is_billed_once_when_broker_and_members_die(harm):
+    assert sum(harm(kill_in_processing, 1).metrics.values()) >= ROUNDS
 
 
 def test_policies_of_topics_and_groups_hold_while_the_broker_is_killed(harm):

@@ -86,6 +86,7 @@ def test_a_topic_is_created_changed_shown_and_deleted(cli):
         "message_ttl": False,
         "on_expired": "drop",
         "priorities": 0,
+        "history": 0,
     }
     (route,) = as_json(cli, "topic", "route", "life")
     assert [queue["broker_name"] for queue in route["queues"]] == ["broker-a", "broker-b"]

@@ -106,11 +106,11 @@ class Scene:
         return ids
 
     def kill(self, role: str) -> None:
-        """Kills the broker or its schedule service, or nobody, and starts it again."""
+        """Kills the broker or its schedule service, and starts it again; the other one runs on."""
         if role == "broker":
             self.cluster.brokers["broker-a"].kill()
             self.cluster.start_broker()
-        elif role == "service":
+        else:
             self.cluster.schedules["broker-a"].kill()
             self.cluster.start_schedule()
 
@@ -151,7 +151,7 @@ class Scene:
             assert one.store_timestamp <= time.time_ns() // 1_000_000 + step_ms
 
 
-@pytest.mark.parametrize("kill", ["nobody", "broker", "service"])
+@pytest.mark.parametrize("kill", ["broker", "service"])
 def test_a_clock_set_forward_delivers_early_by_no_more_than_that(short_tmp_path, kill):
     with Scene(short_tmp_path) as scene:
         ids = scene.send_all()
@@ -171,7 +171,7 @@ def test_a_clock_set_forward_delivers_early_by_no_more_than_that(short_tmp_path,
         scene.poll_until(lambda: scene.ids(MUCH_LATER) == ids[MUCH_LATER])
 
 
-@pytest.mark.parametrize("kill", ["nobody", "broker", "service"])
+@pytest.mark.parametrize("kill", ["broker", "service"])
 def test_a_clock_set_back_delivers_late_but_everything(short_tmp_path, kill):
     with Scene(short_tmp_path) as scene:
         ids = scene.send_all()

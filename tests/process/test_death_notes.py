@@ -71,8 +71,8 @@ def test_the_session_of_a_dead_process_ends_at_once(site, notes):
     begin(site, one, 2, own_process())
     seen = Seen(site, one)
     seen.until(lambda view: ids(view) == [1, 2])
-    notes.tell("namesrv-1", mark.pid)
-    notes.tell("r1", mark.pid)
+    notes.report("namesrv-1", mark.pid)
+    notes.report("r1", mark.pid)
     seen.until(lambda view: ids(view) == [2])
 
 
@@ -82,8 +82,8 @@ def test_what_was_started_meanwhile_keeps_its_session(site, notes):
     begin(site, one, 2, former)
     seen = Seen(site, one)
     seen.until(lambda view: ids(view) == [1, 2])
-    notes.tell("r1", former.pid)
-    notes.tell("r1", own.pid)  # which lives
-    notes.tell("r2", former.pid)  # behind the others
+    notes.report("r1", former.pid)
+    notes.report("r1", own.pid)  # which lives
+    notes.report("r2", former.pid)  # behind the others
     seen.until(lambda view: ids(view) == [1])
     assert [live.session for live in members(site, one)] == [session]

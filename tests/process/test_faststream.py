@@ -12,7 +12,7 @@ from faststream.exceptions import RejectMessage
 from harness.patience import PATIENCE_S, until
 
 from mqmesh import DeadLetterClient, Hooks, MessageSelector, StoredMessage
-from mqmesh.errors import InvalidArgument, RequestTimeout
+from mqmesh.errors import InvalidArgument, NoRoute, RequestTimeout
 from mqmesh.faststream import MQMeshBroker, MQMeshMessage, MQMeshResponse
 from mqmesh.message import PROPERTY_LAST_FAILURE, Message
 from mqmesh.sdk.admin.group_admin import GroupAdmin
@@ -65,6 +65,47 @@ def test_an_application_bills_orders_and_ends_in_order(mqmesh_cluster):
     with GroupAdmin(mqmesh_cluster.namesrv_addr) as admin:
         assert admin.progress(group, bills).lag == 0, "what was done is committed"
     assert asyncio.run(broker.ping()) is False
+
+
+def test_results_are_stored_with_the_progress_of_their_group(mqmesh_cluster):
+    orders, bills = mqmesh_cluster.topic(queues=1), mqmesh_cluster.topic(queues=2)
+    broker = MQMeshBroker(mqmesh_cluster.namesrv_addr)
+    app = FastStream(broker, logger=None)
+    tried: list[int] = []
+    got: list[str] = []
+
+    @broker.subscriber(
+        orders, group=mqmesh_cluster.group(), exactly_once=True, suspend_current_queue_time_ms=10
+    )
+    @broker.publisher(bills)
+    async def bill(order: Order) -> str:
+        tried.append(order.id)
+        await broker.publish(f"copy {order.id}", bills)
+        if len(tried) == 1:
+            raise LookupError
+        return f"bill {order.id}"
+
+    @broker.subscriber(bills, group=mqmesh_cluster.group(), consume_thread_count=1)
+    async def post(one: str) -> None:
+        got.append(one)
+        if len(got) == 6:
+            app.exit()
+
+    @app.after_startup
+    async def send() -> None:
+        for number in range(3):
+            await broker.publish(Order(id=number), orders)
+
+    run(app)
+    nowhere = MQMeshBroker(mqmesh_cluster.namesrv_addr)
+    nowhere.subscriber(orders, group=mqmesh_cluster.group(), exactly_once=True)(
+        nowhere.publisher("gone")(post)
+    )
+    with pytest.raises(NoRoute, match="gone"):
+        asyncio.run(nowhere.start())
+    asyncio.run(nowhere.stop())
+    assert tried == [0, 0, 1, 2]
+    assert sorted(got) == [f"{name} {number}" for name in ("bill", "copy") for number in range(3)]
 
 
 def test_what_fails_is_sent_back_and_what_no_retry_mends_is_a_dead_letter(mqmesh_cluster):

@@ -122,11 +122,11 @@ def test_a_reset_to_the_first_message_takes_effect_on_running_consumers_at_once(
         until(lambda: set(both()) == all_bodies(400))
         until(lambda: admin.progress(group).lag == 0)
         preview = admin.reset_offset(group, topic, ResetWhere.FIRST, dry_run=True)
-        assert (preview.reread, preview.skipped, preview.members_told) == (400, 0, 2)
+        assert (preview.reread, preview.skipped, preview.members_notified) == (400, 0, 2)
         before = sum(both().values())
         watch = Stopwatch()
         done = admin.reset_offset(group, topic, ResetWhere.FIRST)
-        assert (done.reread, done.skipped, done.members_told) == (400, 0, 2)
+        assert (done.reread, done.skipped, done.members_notified) == (400, 0, 2)
         until(lambda: sum(both().values()) >= before + 400)
         assert watch.seconds < 5
         until(lambda: admin.progress(group).lag == 0)
@@ -173,7 +173,7 @@ def test_a_polling_consumer_follows_too_also_one_that_took_its_queues_by_itself(
         until(lambda: read.extend(consumer.poll(100)) or len(read) == 100)
         consumer.commit()
         assert admin.progress(group).lag == 0
-        assert admin.reset_offset(group, topic, ResetWhere.FIRST).members_told == 0
+        assert admin.reset_offset(group, topic, ResetWhere.FIRST).members_notified == 0
         again = []
         until(lambda: again.extend(consumer.poll(100)) or len(again) >= 100)
         assert {message.body for message in again} == all_bodies(100)
@@ -266,7 +266,7 @@ def test_a_group_that_does_not_run_goes_on_where_it_was_sent(cluster, admin, nam
     assert (preview.reread, preview.skipped) == (0, 0)
     assert admin.skip_backlog(group).skipped == 40
     moves = admin.reset_offset(group, topic, ResetWhere.TIMESTAMP, timestamp_ms=middle_ms)
-    assert (moves.reread, moves.skipped, moves.members_told) == (40, 0, 0)
+    assert (moves.reread, moves.skipped, moves.members_notified) == (40, 0, 0)
     rest = Listener()
     with push(cluster, topic, group, rest):
         rest.wait_for(lambda bodies: len(bodies) >= 40)

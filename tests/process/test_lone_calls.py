@@ -17,7 +17,7 @@ MOST_OF_CLIENT: Final = 44
 MOST_OF_BROKER: Final = 60
 """A whole turn of the loop, from the request to the wait for the next one."""
 MOST_OF_MEMBER: Final = 108
-MOST_OF_LEASES: Final = 210
+MOST_OF_LEASES: Final = 215
 """The broker's calls for the acknowledgement of a message and the lease of the next one."""
 _PACKAGE: Final = str(Path(mqmesh.__file__).parent)
 

@@ -20,6 +20,7 @@ from mqmesh.protocol.admin import RuntimeInfo, RuntimeInfoRequest
 from mqmesh.protocol.command import MAX_FRAME_BYTES, Reply, decode_header, encode_header
 from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.replication import (
+    REPLICATION_VERSION,
     AckReplication,
     HaStatus,
     HaStatusRequest,
@@ -37,6 +38,7 @@ from mqmesh.roles.coordinator.config import CoordinatorConfig
 from mqmesh.roles.coordinator.server import CoordinatorServer
 from mqmesh.storage.commitlog.log_copy import encode_log_start
 from mqmesh.storage.interface import LogChunk, QueueStart
+from mqmesh.transport.zmq import plain_client, plain_server
 from mqmesh.units import MAX_OFFSET, MIB, CommitLogOffset
 
 GROUP = "broker-a"
@@ -225,7 +227,10 @@ class Scene:
 
 
 @pytest.fixture
-def scene(wire, short_tmp_path):
+def scene(wire, short_tmp_path, monkeypatch):
+    # Both ends are in one loop: where that stands still, neither of them is to be called silent.
+    for end in plain_client, plain_server:
+        monkeypatch.setattr(end, "HEARTBEAT_TIMEOUT_MS", 60_000)
     scene = Scene(wire, short_tmp_path)
     put_bodies(scene.leader.store, ["first"] * 3)
     scene.leader.confirmed = scene.leader.end
@@ -351,7 +356,13 @@ def test_words_that_cannot_be_are_refused_and_change_nothing(scene, caplog):
 
 
 def opened(
-    one: Leader, mode: int, offset: int, *, epoch: int = 0, version: int = 1, body: bytes = b""
+    one: Leader,
+    mode: int,
+    offset: int,
+    *,
+    epoch: int = 0,
+    version: int = REPLICATION_VERSION,
+    body: bytes = b"",
 ) -> Reply:
     return Reply(
         encode_header(OpenReplicationResponse(mode, offset, epoch or one.epoch, version)), (body,)
@@ -373,7 +384,9 @@ ANSWERS: dict[str, Callable[[Leader], Reply]] = {
     "nothing": lambda one: Reply(),
     "another answer": lambda one: Reply(encode_header(one.store.identity())),
     "an unknown mode": lambda one: opened(one, 9, 0),
-    "a version that nobody asked for": lambda one: opened(one, STREAM, one.end, version=2),
+    "a version that nobody asked for": lambda one: opened(
+        one, STREAM, one.end, version=REPLICATION_VERSION + 1
+    ),
     "a stream from before": lambda one: opened(one, STREAM, 0),
     "a stream from behind the end": lambda one: opened(one, STREAM, MAX_OFFSET),
     "a place that overflows": lambda one: Reply(
@@ -436,7 +449,7 @@ def test_an_answer_that_is_far_too_large_takes_no_memory(scene, caplog):
     tracemalloc.start()
     try:
         refuse(scene, caplog, "far too many queues", answer)
-        # The leader's frame, and no queues.
-        assert tracemalloc.get_traced_memory()[1] < 2 * len(many)
+        # The leader's frame, the follower's buffer, which grows by an eighth, and no queues.
+        assert tracemalloc.get_traced_memory()[1] < 2.25 * len(many)
     finally:
         tracemalloc.stop()

@@ -132,7 +132,7 @@ def ship_and_audit(start: Callable[..., Desk]) -> str:
     audit = start("audit")
     assert audit._process.wait(PATIENCE_S) == 0, audit._process.stdout.read()
     line = audit._process.stdout.read().decode()
-    assert "0 paid and not shipped, 0 shipped and not paid, 0 told twice" in line
+    assert "0 paid and not shipped, 0 shipped and not paid, 0 shipped twice" in line
     return line
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import stat
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 import zmq
 from harness.batches import PRODUCER_ID, PRODUCER_KEY
@@ -26,6 +27,10 @@ from mqmesh.protocol.messaging import decode_outcomes, encode_send
 from mqmesh.protocol.queries import QueryMessageResponse
 from mqmesh.protocol.route import TopicRoutes
 from mqmesh.sdk.admin.admin import AdminClient
+from mqmesh.sdk.admin.dead_letters import DeadLetterClient
+from mqmesh.sdk.admin.group_admin import GroupAdmin
+from mqmesh.sdk.admin.queries import QueryClient
+from mqmesh.sdk.consumer.simple_consumer import SimpleConsumer
 from mqmesh.sdk.producer.producer import Producer
 from mqmesh.security.keys import KeyRing, load_credentials
 from mqmesh.transport.zmq import sockets
@@ -177,6 +182,13 @@ def places(wire, role) -> list[str]:
     return [wire.endpoint(role), *local]
 
 
+NOT_THERE = {
+    RequestCode.VIEW_MESSAGE: ResponseCode.OFFSET_ILLEGAL,
+    RequestCode.CANCEL_DELAYED: ResponseCode.QUERY_NOT_FOUND,
+}
+"""Answers about what is of another namespace, as if it were not there."""
+
+
 def is_done(spec: CommandSpec, answer: Answer | None) -> bool:
     """Something was done, or told, or not for want of a right."""
     if answer is None:
@@ -191,7 +203,9 @@ def is_done(spec: CommandSpec, answer: Answer | None) -> bool:
         return decode_header(QueryMessageResponse, answer.header).message_count > 0
     if code == ResponseCode.SUCCESS and spec.code == RequestCode.GET_ROUTES_OF_TOPICS:
         return bool(decode_header(TopicRoutes, answer.header).routes)  # likewise
-    hidden = code == ResponseCode.TOPIC_NOT_EXIST and spec.right is Right.NONE
+    hidden = (code == ResponseCode.TOPIC_NOT_EXIST and spec.right is Right.NONE) or (
+        code == NOT_THERE.get(spec.code)
+    )
     return code != ResponseCode.NO_PERMISSION and not hidden
 
 
@@ -229,6 +243,96 @@ def test_nobody_does_without_the_right_and_everybody_with_it(wire, found, role):
     assert not wrong
 
 
+@pytest.fixture(scope="module")
+def tenants(wire) -> dict[str, dict[str, Any]]:
+    """Keywords of the clients of two tenants, by the namespaces that they have worked in."""
+    found = {}
+    for caller in CALLERS:
+        if caller.namespace:
+            key = wire.admin.namesrv_server_key
+            found[caller.namespace] = {
+                "namesrv_addr": wire.roles.namesrv_addr,
+                "credentials": msgspec.structs.replace(caller.credentials, namesrv_server_key=key),
+                "namespace": caller.namespace,
+            }
+    return found
+
+
+@pytest.fixture(scope="module")
+def message_ids(tenants) -> dict[str, str]:
+    """Ids of messages that the tenants have sent, read and rejected, under the same names."""
+    return {namespace: work(client, namespace.encode()) for namespace, client in tenants.items()}
+
+
+def work(client: dict[str, Any], body: bytes) -> str:
+    with AdminClient(**client) as admin:
+        admin.create_topic("payments")
+    with Producer("till", **client) as producer:
+        sent = [
+            producer.send(Message("payments", body, tag=tag, keys=["k"])) for tag in (None, "bad")
+        ]
+    assert {one.message_queue.topic for one in sent} == {"payments"}
+    left = 2
+    with SimpleConsumer("ledger", consume_from_where="FIRST_OFFSET", **client) as consumer:
+        consumer.subscribe("payments")
+        while left:
+            for one in consumer.receive(wait_ms=PATIENCE_MS):
+                assert (one.topic, one.message_queue.topic) == ("payments", "payments")
+                assert one.body == body
+                if one.tag is None:
+                    consumer.ack(one)
+                else:
+                    consumer.reject(one, "bad")
+                left -= 1
+    return sent[0].message_id
+
+
+def test_a_tenant_sees_what_is_in_its_namespace(tenants, message_ids):
+    for namespace, client in tenants.items():
+        body = namespace.encode()
+        with GroupAdmin(**client) as admin:
+            topics = set(admin.topics())
+            assert topics >= {"payments", "%DLQ%ledger"}
+            assert not {one for one in topics if "%" in one.removeprefix("%DLQ%")}
+            (groups,) = admin.groups().values()
+            assert "ledger" in [one.config.group for one in groups]
+            assert {one.progress.topic for one in admin.progress("ledger").queues} >= {"payments"}
+            (readings,) = admin.runtime_info().values()
+            labels = (f"{namespace}%payments", "normal", "false")
+            assert readings.number("topic_put_messages_total", *labels) == 2
+        with DeadLetterClient(**client) as dead:
+            (found,) = dead.scan("ledger")
+            assert (found.message.topic, found.message.body) == ("payments", body)
+        with QueryClient(**client) as query:
+            (found,) = query.by_key("payments", "k", max_count=1).messages
+            assert (found.topic, found.body) == ("payments", body)
+            for other, message_id in message_ids.items():
+                bodies = [one.body for one in query.by_id(message_id).messages]
+                assert bodies == [body] * (other == namespace)
+
+
+def test_no_answer_to_a_tenant_says_anything_of_another_one(wire, message_ids):
+    prefixes = {f"{one}%".encode() for one in message_ids}
+    for role in ROLES:
+        specs = [one for one in served_by(role).values() if one.scoped]
+        frames = [
+            encode_frame(one.code, one.code, header=encode_header(one.request())) for one in specs
+        ]
+        for caller in CALLERS:
+            if caller.namespace or caller.name == "admin":
+                answers = wire.ask_all(role, caller.credentials, frames)
+                said = {
+                    prefix
+                    for prefix in prefixes
+                    for one in answers.values()
+                    if prefix in bytes(one.header) + bytes(one.body)
+                }
+                own = {f"{caller.namespace}%".encode()} if caller.namespace else prefixes
+                assert said <= own
+                assert said == own or role is not ServedBy.BROKER
+                assert all(answers[one.code].code == ResponseCode.SUCCESS for one in specs)
+
+
 @pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
 def test_who_may_not_connect_has_no_request_read(wire, found, role):
     frames = [frame_of(spec, 0, found) for spec in COMMANDS.values()]
@@ -240,7 +344,10 @@ def test_who_may_not_connect_has_no_request_read(wire, found, role):
             ring = None if own is None else KeyRing(own, wire.server_key(role))
             sockets.connect(socket, place, ring)
             for frame in frames:
-                socket.send(frame)
+                try:
+                    socket.send(frame, zmq.NOBLOCK)
+                except zmq.Again:
+                    break  # The role has refused the connection already, and nothing leaves.
             events = set()
             while not events & REFUSALS:
                 assert monitor.poll(PATIENCE_MS), (place, own, events)

@@ -23,6 +23,7 @@ from mqmesh.errors import (
 )
 from mqmesh.message import Message
 from mqmesh.sdk.consumer.pull_consumer import PullConsumer
+from mqmesh.sdk.consumer.push_consumer import PushConsumer
 from mqmesh.sdk.consumer.simple_consumer import SimpleConsumer
 from mqmesh.sdk.producer.producer import Producer
 from mqmesh.testing.processes import ProcessCluster
@@ -385,3 +386,90 @@ def test_messages_expire_for_all_kinds_of_consumers(cluster):
         bodies = []
         until(lambda: len(bodies.__iadd__(reader.poll(200))) >= 32, PATIENCE_S)
         assert numbers_of(bodies) == list(range(32))
+
+
+# ---- Outputs that are stored with the progress -----------------------------------------
+
+
+def create_group(cluster, group, delivery):
+    """Create a group whose messages come again after a second."""
+    words = ("group", "create", group, "--delivery", delivery, "--retry-delays", "1s")
+    assert not run_command(*words, "--namesrv", cluster.namesrv_addr).code
+
+
+def bodies_of(cluster, topic, count):
+    """Return the bodies of a topic, once there are so many; and no more come."""
+    with PullConsumer(
+        f"look-{next(_numbers)}",
+        namesrv_addr=cluster.namesrv_addr,
+        consume_from_where="FIRST_OFFSET",
+    ) as reader:
+        reader.subscribe(topic)
+        found = []
+        until(lambda: len(found.__iadd__(reader.poll(200))) >= count, PATIENCE_S)
+    return sorted(message.body for message in found)
+
+
+def test_outputs_are_stored_when_their_messages_are_done_or_not_at_all(cluster, topic):
+    bills, expected = f"{topic}-bills", sorted(b"%d" % number for number in range(101))
+    send(cluster, bills, [100])
+    create_group(cluster, topic, "message")
+    with consumer_of(cluster, topic, topic) as consumer:
+        failed = receive_until(consumer, 20)
+        with pytest.raises(ZeroDivisionError), consumer.processing(failed) as out:
+            out.send(Message(bills, b"of a block that fails"))
+            raise ZeroDivisionError
+        misled = consumer.processing(receive_until(consumer, 10))
+        with pytest.raises(MQMeshError, match="'gone' has no queue"), misled as out:
+            out.send(Message("gone", b"x"))
+        done = receive_until(consumer, 70)
+        with consumer.processing(done) as out:
+            for message in done:
+                out.send(Message(bills, message.body, sharding_key=message.sharding_key))
+        with pytest.raises(StaleReceipt), consumer.processing(done) as out:
+            out.send(Message(bills, b"of messages that are done"))
+
+    async def of_coroutines():
+        async with aio.SimpleConsumer(topic, namesrv_addr=cluster.namesrv_addr) as consumer:
+            await consumer.subscribe(topic)
+            left = 30
+            while left:
+                messages = await consumer.receive(wait_ms=1_000)
+                if not messages:
+                    continue
+                async with consumer.processing(messages) as out:
+                    for message in messages:
+                        out.send(Message(bills, message.body))
+                left -= len(messages)
+
+    asyncio.run(of_coroutines())
+    assert bodies_of(cluster, bills, 101) == expected
+
+
+def test_a_listener_stores_its_outputs_with_its_progress(cluster, topic):
+    bills, expected = f"{topic}-bills", sorted(b"%d" % number for number in range(101))
+    send(cluster, bills, [100])
+    create_group(cluster, topic, "fifo")
+    calls = itertools.count()
+
+    def on_messages(messages):
+        with consumer.processing(messages) as out:
+            for message in messages:
+                out.send(Message(bills, message.body))
+            if next(calls) == 1:
+                raise ZeroDivisionError
+
+    consumer = PushConsumer(
+        topic,
+        namesrv_addr=cluster.namesrv_addr,
+        consume_from_where="FIRST_OFFSET",
+        consume_message_batch_max_size=8,
+        delivery="fifo",
+    )
+    consumer.subscribe(topic, listener=on_messages)
+    with consumer:
+        assert bodies_of(cluster, bills, 101) == expected
+        with pytest.raises(MQMeshError, match="'gone'"):
+            consumer.check_outputs("gone")
+    with pytest.raises(InvalidArgument, match="in order"):
+        PushConsumer("g", namesrv_addr=cluster.namesrv_addr).processing([Message("t", b"x")])

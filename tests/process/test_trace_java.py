@@ -4,37 +4,20 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from harness.debian_package import leave_out
-from harness.maven import maven_jars
+from harness.java import java_command
 from harness.patience import until
+from harness.rocketmq import rocketmq_jars
 
-from mqmesh.errors import ConfigError
 from mqmesh.message import TRACE_TOPIC, Message, StoredMessage
 from mqmesh.protocol.membership import ConsumeFromWhere
 from mqmesh.sdk.consumer.pull_consumer import PullConsumer
 from mqmesh.sdk.tracing.trace_records import TraceKind, TraceRecord, decode_records
 from mqmesh.sdk.transactions.transaction_producer import TransactionProducer
 from mqmesh.sdk.transactions.transactions import LocalTransactionState, TransactionListener
-from mqmesh.spark.jvm.java import find_java
 from mqmesh.testing.processes import ProcessCluster
 
-ARCHIVES = {
-    "org/apache/rocketmq/rocketmq-client/4.9.8/rocketmq-client-4.9.8.jar": (
-        "242a4d5aab16948dfc6f890f52ebdf65ec498835ef6d3a09fbc345bdb86c6e93"
-    ),
-    "org/apache/rocketmq/rocketmq-common/4.9.8/rocketmq-common-4.9.8.jar": (
-        "f072ea223d6a608bca4eb0c8af9b90cb062045447cb2fcb8acd627b86701883b"
-    ),
-    "org/apache/rocketmq/rocketmq-logging/4.9.8/rocketmq-logging-4.9.8.jar": (
-        "daf7160667b7a6c0a9c74711094f49163e92c57f2adc1764a7612af159ebcf79"
-    ),
-    "commons-validator/commons-validator/1.7/commons-validator-1.7.jar": (
-        "4d74f4ce4fb68b2617edad086df6defdf9338467d2377d2c62e69038e1c4f02f"
-    ),
-}
 JAVA_S = 50
 FIRST = ConsumeFromWhere.FIRST_OFFSET
 
@@ -56,13 +39,8 @@ FIELDS = {
 class Codec:
     """RocketMQ's ``TraceDataEncoder``."""
 
-    def __init__(self, program: Path) -> None:
-        try:
-            java = find_java().home / "bin" / "java"
-        except ConfigError as error:
-            leave_out(str(error))
-        jars = ":".join(map(str, maven_jars(ARCHIVES)))
-        self._command = [str(java), "-Xshare:auto", "--class-path", jars, str(program)]
+    def __init__(self) -> None:
+        self._command = java_command("TraceRecords", rocketmq_jars("4.9.8", ("rocketmq-tools",)))
 
     def encoded(self) -> str:
         """Some records of each kind."""
@@ -92,8 +70,8 @@ def described(one: TraceRecord) -> str:
 
 
 @pytest.fixture(scope="module")
-def codec(project_root) -> Codec:
-    return Codec(project_root / "tests" / "data" / "TraceRecords.java")
+def codec() -> Codec:
+    return Codec()
 
 
 @pytest.fixture(scope="module")

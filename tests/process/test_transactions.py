@@ -18,10 +18,17 @@ from mqmesh.message import (
     TRANS_HALF_TOPIC,
     TRANS_OP_HALF_TOPIC,
     Message,
+    StoredMessage,
 )
+from mqmesh.sdk.admin.delays import DelayClient
+from mqmesh.sdk.admin.members import MemberClient
 from mqmesh.sdk.admin.queries import QueryClient
 from mqmesh.sdk.admin.transaction_admin import TransactionAdmin
+from mqmesh.sdk.connector.numbered_sender import NumberedBatch, NumberedSender
+from mqmesh.sdk.connector.queue_reader import QueueReader, Stretch
 from mqmesh.sdk.consumer.pull_consumer import PullConsumer
+from mqmesh.sdk.consumer.push_consumer import PushConsumer
+from mqmesh.sdk.producer.replies import is_request
 from mqmesh.sdk.transactions.transaction_producer import TransactionProducer
 from mqmesh.sdk.transactions.transactions import LocalTransactionState, TransactionListener
 from mqmesh.testing.processes import ProcessCluster
@@ -308,3 +315,92 @@ def test_the_commands_list_show_and_end_half_messages(cluster, start, capsys):
 def test_what_cannot_be_sent_in_a_transaction_is_refused_before_it_begins(start, message):
     with pytest.raises(InvalidArgument):
         start("g11").send_message_in_transaction(message, COMMIT)
+
+
+class Tenant:
+    """Clients of one namespace; those of all namespaces use the same names."""
+
+    def __init__(self, namespace: str, namesrv_addr: str) -> None:
+        self.client = {"namesrv_addr": namesrv_addr, "namespace": namespace}
+        self.body = f"of {namespace}".encode()
+        self.got: list[StoredMessage] = []
+        self.listener = Listener(lambda body: COMMIT)
+        self.producer = TransactionProducer("shared", self.listener, **self.client)
+        self.consumer = PushConsumer("readers", consume_from_where="FIRST_OFFSET", **self.client)
+
+    def listen(self, messages: list[StoredMessage]) -> None:
+        for message in messages:
+            self.got.append(message)
+            if is_request(message):
+                self.producer.reply(message, message.topic.encode())
+
+    def work(self) -> None:
+        with MemberClient(**self.client) as admin:
+            admin.create_topic("everything", queues=2)
+        self.producer.start()
+        self.consumer.subscribe("everything", listener=self.listen)
+        self.consumer.start()
+        for tag, decision in (("commit", COMMIT), ("check", UNKNOWN)):
+            half = Message("everything", self.body, tag=tag)
+            assert self.producer.send_message_in_transaction(half, decision).send_result
+        delayed = Message("everything", self.body, tag="later").delayed_by(3_600_000)
+        assert self.producer.send(delayed).message_queue.topic == "everything"
+        reply = self.producer.request(Message("everything", self.body, tag="ask"), 15_000)
+        assert (reply.topic, reply.body) == ("everything", b"everything")
+        self.number()
+
+    def number(self) -> None:
+        with NumberedSender(key=bytes(16), born_host="h", **self.client) as sender:
+            queue = sender.writable_queues("everything")[1]
+            numbered = [Message("everything", self.body, tag="numbered")]
+            for _ in range(2):
+                sender.send([NumberedBatch(queue, numbered, 0)])
+        with QueueReader(**self.client) as reader:
+            edges = reader.edges(queue)
+            stretch = Stretch(queue, edges.first, edges.end)
+            found = [m for _, some in reader.read(stretch, on_loss=pytest.fail) for m in some]
+            assert {(one.topic, one.message_queue) for one in found} == {("everything", queue)}
+
+    def look(self) -> None:
+        wanted = {"commit", "check", "ask", "numbered"}
+        eventually(lambda: {one.tag for one in self.got} == wanted)
+        assert len(self.got) == len(wanted)
+        assert {(one.topic, one.body) for one in self.got} == {("everything", self.body)}
+        assert self.listener.checked == [self.body]
+        with TransactionAdmin(**self.client) as admin:
+            assert admin.half_messages().messages == []
+        with DelayClient(**self.client) as delays:
+            (waits,) = delays.waiting()
+            assert (waits.real_topic, waits.message.topic) == ("everything", "everything")
+            assert waits.message.body == self.body
+        with MemberClient(**self.client) as admin:
+            (member,) = admin.connections("readers")
+            info = admin.running_info("readers", member.client_id)
+            assert (info.group, {one.topic for one in info.subscriptions}) == (
+                "readers",
+                {"everything", "%RETRY%readers"},
+            )
+            first = next(one for one in self.got if one.tag == "commit")
+            handed = admin.hand_to(first.message_id, "readers", member.client_id)
+            assert handed.result == "SUCCESS"
+            assert self.got[-1].topic == "everything"
+        assert self.got[-1].is_handed_over
+
+    def close(self) -> None:
+        self.consumer.close()
+        self.producer.close()
+
+
+def test_clients_of_namespaces_use_the_same_names_and_meet_nowhere(cluster):
+    tenants = [Tenant(one, cluster.namesrv_addr) for one in ("shop", "bank", "")]
+    try:
+        for tenant in tenants:
+            tenant.work()
+        for tenant in tenants[:2]:
+            tenant.look()
+        with MemberClient(cluster.namesrv_addr) as admin:
+            whole = {"everything", "shop%everything", "bank%everything"}
+            assert whole <= set(admin.topics())
+    finally:
+        for tenant in tenants:
+            tenant.close()

@@ -11,8 +11,13 @@ from urllib.request import urlopen
 
 import pytest
 from harness.commands import CommandProcess, free_ports, run_command, up_arguments, wait_until_gone
+from harness.patience import until
 from harness.stopwatch import Stopwatch
 
+from mqmesh.protocol.remoting.codes import RemotingCode, RemotingStatus
+from mqmesh.protocol.remoting.frame import RemotingCommand, RemotingReader, encode_frame
+from mqmesh.roles.gateway.server import read_users
+from mqmesh.roles.gateway.users import sign
 from mqmesh.roles.supervisor.run_file import read_record, supervisor_pid
 
 NAMES = ["namesrv-1", "namesrv-2", "broker-a", "schedule-broker-a"]
@@ -327,26 +332,60 @@ def test_a_role_alone_refuses_a_taken_port(role, short_tmp_path):
     assert not any("Traceback" in line for line in refused.err)
 
 
-def test_an_exporter_and_a_monitor_watch_all_processes_of_a_cluster(up):
+def answer_of_gateway(port, user=None):
+    """Asks a gateway for the brokers, as mqadmin does; the answer."""
+    fields = {} if user is None else {"AccessKey": user.access_key}
+    if user is not None:
+        fields["Signature"] = sign(fields, b"", user.secret_key.encode()).decode()
+    request = RemotingCommand(RemotingCode.GET_BROKER_CLUSTER_INFO, 1, 0, fields)
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        connection.sendall(b"".join(encode_frame(request)))
+        reader, found = RemotingReader(1 << 20), []
+        while not found and (data := connection.recv(65_536)):
+            found = list(reader.feed(data))
+        return found[0]
+
+
+def test_a_gateway_an_exporter_and_a_monitor_of_a_secured_cluster(up):
+    namesrv, broker = free_ports(2)
     cluster = up(
         "--secure",
         "--metrics",
+        "--gateway",
+        *("--set", f"gateway.namesrv_port={namesrv}"),
+        *("--set", f"gateway.broker_port_base={broker}"),
+        *("--set", "gateway.vip_ports=false"),
+        *("--set", "gateway.grpc_port=0"),
         *("--set", "exporter.listen_port=0"),
         *("--set", "monitor.enable=true"),
         *("--set", "monitor.interval_s=1"),
         *("--set", 'monitor.rule=[{alarm = "process-down", for_s = 0}]'),
     )
-    cluster.wait_ready()
+    users = str(cluster.folder / "security" / "gateway-users.toml")
+    note = rf"for RocketMQ: 127.0.0.1:{namesrv}; its clients sign with .* of {users}, .*admin"
+    cluster.command.expect(rf"cluster is ready in .*{note}")
+    (admin,) = read_users(users).values()
+    answer = until(
+        lambda: b"broker-a" in (found := answer_of_gateway(namesrv, admin)).body and found
+    )
+    assert answer.code == RemotingStatus.SUCCESS
+    assert answer_of_gateway(namesrv).code == RemotingStatus.NO_PERMISSION
     code, status = cluster.status()
     assert code == 0
     roles = {one["name"]: one for one in status["roles"]}
-    assert list(roles) == [*NAMES, "exporter", "monitor"]
+    assert list(roles) == [*NAMES, "exporter", "monitor", "gateway"]
+    listed = ("gateway", "clients", "--data-dir", str(cluster.folder))
+    for options, out in ((("--json",), ["[]"]), ((), None)):
+        clients = run_command(*listed, *options)
+        assert (clients.code, clients.err) == (0, [])
+        assert out is None or clients.out == out
     assert {one["state"] for one in roles.values()} == {"running"}
     with urlopen(roles["exporter"]["endpoint"]) as answer:
         told = re.findall(
             r'^mqmesh_up\{.*node_type="(\w+)".*\} (\S+)$', answer.read().decode(), re.M
         )
-    assert sorted(told) == [(role, "1.0") for role in ("broker", "namesrv", "namesrv", "schedule")]
+    processes = ("broker", "gateway", "namesrv", "namesrv", "schedule")
+    assert sorted(told) == [(role, "1.0") for role in processes]
     with urlopen(roles["exporter"]["endpoint"].replace("/metrics", "/healthz")) as answer:
         assert json.load(answer)["namesrv_answers"] is True
 

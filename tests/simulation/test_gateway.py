@@ -19,6 +19,8 @@ from mqmesh.protocol.remoting.frame import (
     RemotingReader,
     encode_frame,
 )
+from mqmesh.roles.gateway.config import SHARED_LOCK
+from mqmesh.storage.files.directory_lock import hold_file
 from mqmesh.transport.simulated.streams import SimulatedStream, dial
 
 NAMESRV, BROKER, VIP = 19_876, 20_911, 20_909
@@ -168,14 +170,48 @@ def test_a_route_shows_each_broker_group_at_the_gateway(site):
             "cluster": "DefaultCluster",
             "brokerName": "broker-a",
             "brokerAddrs": {"0": f"127.0.0.1:{BROKER}"},
+            "enableActingMaster": False,
         }
     ]
     (queues,) = route["queueDatas"]
     assert (queues["readQueueNums"], queues["writeQueueNums"], queues["perm"]) == (2, 2, 6)
     missing = client.ask(RemotingCode.GET_ROUTEINFO_BY_TOPIC, topic="nothing")
     assert missing.code == RemotingStatus.TOPIC_NOT_EXIST
-    traces = client.ask(RemotingCode.GET_ROUTEINFO_BY_TOPIC, topic="RMQ_SYS_TRACE_TOPIC")
-    assert traces.code == RemotingStatus.SUCCESS, "it comes with the first trace"
+    for topic in ("RMQ_SYS_TRACE_TOPIC", "shop%RMQ_SYS_TRACE_TOPIC"):
+        traces = client.ask(RemotingCode.GET_ROUTEINFO_BY_TOPIC, topic=topic)
+        assert traces.code == RemotingStatus.SUCCESS, "it comes with the first trace"
+
+
+def test_a_trace_stands_in_the_topic_of_its_namespace(site):
+    client = Client(site, BROKER)
+    records = "".join(f"Pub\x01key{number}\x02" for number in range(70)).encode()
+    words = " ".join(f"key{number}" for number in range(70))
+    for topic in ("RMQ_SYS_TRACE_TOPIC", "shop%RMQ_SYS_TRACE_TOPIC"):
+        fields = {"a": "p", "b": topic, "e": 0, "f": 0, "h": 0, "i": f"KEYS\x01{words}\x02"}
+        answer = client.ask(RemotingCode.SEND_MESSAGE_V2, records, **fields)
+        assert answer.code == RemotingStatus.SUCCESS, answer.remark
+        bounds = client.ask(RemotingCode.GET_MAX_OFFSET, topic=topic, queueId=0)
+        assert int(bounds.fields["offset"]) == 2, "with at most 64 keys in each"
+
+
+def test_broker_groups_are_served_soon_after_another_worker_changed_the_ports(tmp_path):
+    site = Site(tmp_path)
+    gateway = site.world.add_gateway()
+    gateway.start()
+    client = Client(site, NAMESRV)
+
+    def is_served() -> bool:
+        found = client.ask(RemotingCode.GET_BROKER_CLUSTER_INFO)
+        return "broker-a" in json.loads(found.body)["brokerAddrTable"]
+
+    with hold_file(site.world.folder / "gateway" / SHARED_LOCK):
+        site.run(500)
+        assert not is_served()
+    site.run(500)
+    assert is_served()
+    gateway.stop()
+    gateway.release()
+    site.close()
 
 
 def test_what_is_sent_is_pulled_by_both(site):
@@ -264,11 +300,13 @@ def test_nothing_acknowledged_is_lost_when_the_master_is_killed(site):
 def test_offsets_are_kept_and_claims_follow_the_members(site):
     one = Client(site, BROKER, "one")
     assert one.beat().code == RemotingStatus.SUCCESS
-    one.wait(one.send(b"x"))
     fields = {"consumerGroup": "g", "topic": "t", "queueId": 0}
-    assert (
-        one.ask(RemotingCode.QUERY_CONSUMER_OFFSET, **fields).code == RemotingStatus.QUERY_NOT_FOUND
-    )
+    code = RemotingCode.QUERY_CONSUMER_OFFSET
+    assert one.ask(code, **fields).code == RemotingStatus.QUERY_NOT_FOUND
+    one.wait(one.send(b"x"))
+    assert one.ask(code, **fields).fields["offset"] == "0", "the first message is there yet"
+    never = one.ask(code, setZeroIfNotFound=False, **fields)
+    assert never.code == RemotingStatus.QUERY_NOT_FOUND
     one.post(RemotingCode.UPDATE_CONSUMER_OFFSET, flag=ONEWAY, commitOffset=1, **fields)
     site.run(100)
     assert one.offset(RemotingCode.QUERY_CONSUMER_OFFSET, consumerGroup="g") == 1
@@ -449,9 +487,9 @@ def test_a_retry_topic_is_shown_before_it_is_there(site):
     [
         ({"f": 4, "a": "no group!"}, RemotingStatus.MESSAGE_ILLEGAL, "group"),
         ({"e": "x"}, RemotingStatus.MESSAGE_ILLEGAL, "queueId"),
-        ({"b": "%DLQ%g"}, RemotingStatus.MESSAGE_ILLEGAL, "reserved"),
+        ({"b": "%DLQ%g"}, RemotingStatus.NO_PERMISSION, "reserved"),
         ({"b": "%RETRY%g"}, RemotingStatus.MESSAGE_ILLEGAL, "UNIQ_KEY"),
-        ({"b": "no such topic!"}, RemotingStatus.MESSAGE_ILLEGAL, "topic"),
+        ({"b": "no such topic!"}, RemotingStatus.INVALID_PARAMETER, "topic"),
         ({"e": 77}, RemotingStatus.MESSAGE_ILLEGAL, "77"),
         ({"e": 2**32}, RemotingStatus.MESSAGE_ILLEGAL, "2**31"),
         ({"f": 4, "a": "p", "i": "DELAY\x013\x02"}, RemotingStatus.MESSAGE_ILLEGAL, "half message"),
@@ -549,7 +587,7 @@ def test_a_producer_is_asked_about_its_transaction_and_one_of_mqmesh_is_answered
     assert check.fields["transactionId"] == "late"
     assert bodies_of(check) == [b"late"]
     assert b"PGROUP\x01p\x02" in check.body
-    assert b"TRAN_MSG" not in check.body
+    assert b"TRAN_MSG\x01true\x02" in check.body
     assert b"\x01t" in check.body, "the topic that it is for"
     offset, place = (int(check.fields[n]) for n in ("commitLogOffset", "tranStateTableOffset"))
     assert end(other, offset, 0, place).code == RemotingStatus.SUCCESS

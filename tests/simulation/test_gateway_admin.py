@@ -46,7 +46,7 @@ def test_a_running_consumer_of_java_is_asked_by_way_of_its_broker(site):
     assert found["properties"]["PROP_CONSUMER_START_TIMESTAMP"] == "17"
     one.replies[code] = (0, b"{{{")
     broken = admin.ask(code, consumerGroup="g", clientId="one")
-    assert broken.code == RemotingStatus.MESSAGE_ILLEGAL
+    assert broken.code == RemotingStatus.INVALID_PARAMETER
     del one.replies[code]
     silent = admin.ask(code, consumerGroup="g", clientId="one", within_ms=20_000)
     assert silent.code == RemotingStatus.CONSUMER_NOT_ONLINE
@@ -74,7 +74,7 @@ def test_a_message_is_handed_to_a_consumer_of_java(site, said, shown):
     assert bodies_of(asked) == [b"again"]
     assert asked.fields["msgId"] == sent.fields["msgId"]
     wrong = admin.ask(code, msgId="nothing", **fields)
-    assert wrong.code == RemotingStatus.MESSAGE_ILLEGAL
+    assert wrong.code == RemotingStatus.INVALID_PARAMETER
 
 
 def test_members_of_java_follow_a_reset(site):
@@ -179,7 +179,30 @@ def test_topics_of_a_group_go_when_it_is_gone(site):
     assert refused.code == RemotingStatus.NO_PERMISSION
     assert "belongs to group g" in refused.remark
     assert client.ask(code, topic="%DLQ%nobody").code == RemotingStatus.SUCCESS
-    assert client.ask(code, topic="missing").code == RemotingStatus.TOPIC_NOT_EXIST
+    assert client.ask(code, topic="missing").code == RemotingStatus.SUCCESS
+
+
+def test_retries_and_dead_letters_are_no_topics_of_the_system(site):
+    """RocketMQ's dashboard would hide them."""
+    client = Client(site, BROKER, "one")
+    client.beat()
+    offset = offset_of(client.wait(client.send(b"bad")))
+    fields = {"group": "g", "offset": offset, "originTopic": "t", "maxReconsumeTimes": 16}
+    dead = client.ask(RemotingCode.CONSUMER_SEND_MSG_BACK, delayLevel=-1, **fields)
+    assert dead.code == RemotingStatus.SUCCESS, dead.remark
+    site.run(2_000)
+
+    def topics(place: int, code: RemotingCode) -> list[str]:
+        return json.loads(Client(site, place).ask(code).body)["topicList"]
+
+    assert "%DLQ%g" in topics(NAMESRV, RemotingCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+    for place, code in (
+        (BROKER, RemotingCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER),
+        (NAMESRV, RemotingCode.GET_SYSTEM_TOPIC_LIST_FROM_NS),
+    ):
+        found = topics(place, code)
+        assert "RMQ_SYS_SENT_BACK_TOPIC" in found
+        assert not any(one.startswith("%") for one in found)
 
 
 def test_a_message_is_found_by_the_offset_in_its_id(site):

@@ -12,12 +12,22 @@ from simulation.test_election import Site
 from simulation.test_gateway import BROKER, Client
 
 from mqmesh import Message, Producer, PullConsumer
+from mqmesh.host import socket_path
 from mqmesh.protocol.groups import GroupConfig
 from mqmesh.protocol.grpc.calls import GrpcStatus
-from mqmesh.protocol.grpc.codes import ClientType, MessageType, ReplyCode, Resolution
+from mqmesh.protocol.grpc.codes import (
+    ClientType,
+    FilterType,
+    MessageType,
+    OffsetPolicy,
+    ReplyCode,
+    Resolution,
+)
 from mqmesh.protocol.grpc.messages import CLASSES
 from mqmesh.protocol.remoting.codes import RemotingCode, RemotingStatus
 from mqmesh.protocol.route import TopicConfig
+from mqmesh.roles.gateway.grpc.clients import NODEJS
+from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.admin.group_admin import GroupAdmin
 from mqmesh.transport.simulated.streams import dial
 
@@ -200,6 +210,26 @@ def test_a_retry_that_comes_with_another_topic_is_reported_with_its_own(scene):
     (again,) = client.got(topic="other", wait_s=15, **push)
     assert (again.body, again.topic.name) == (b"x", "t")
     assert client.ack(again).status.code == ReplyCode.OK
+
+
+def test_what_fails_at_a_client_that_knows_no_schedule_comes_again_by_that_of_the_group(scene):
+    client = scene.client()
+    world = scene.site.world
+    with GroupAdmin(world.namesrv_addr, transport=world.transport("groups")) as admin:
+        admin.create_group(GroupConfig("g", delivery="message", retry_delays="4s"))
+    entry = CLASSES["SubscriptionEntry"](topic=resource("t"))
+    client.settings(
+        client_type=ClientType.PUSH_CONSUMER,
+        user_agent=CLASSES["UA"](language=NODEJS),
+        subscription=CLASSES["Subscription"](group=resource("g"), subscriptions=[entry]),
+    )
+    sent(client, b"x")
+    push = {"auto_renew": True, "invisible_s": 0}
+    (message,) = client.got(**push)
+    assert client.change(message, 0).status.code == ReplyCode.OK
+    assert client.got(wait_s=3, **push) == []
+    (again,) = client.got(wait_s=3, **push)
+    assert again.system_properties.delivery_attempt == 2
 
 
 def test_topics_are_named_without_the_namespace_of_their_client(scene):
@@ -491,3 +521,126 @@ def test_without_its_packages_a_gateway_serves_the_others(scene, monkeypatch, ca
     assert Client(scene.site, BROKER).beat().code == RemotingStatus.SUCCESS
     with pytest.raises(OSError, match=str(PORT)):
         scene.client()
+
+
+def pulled(
+    client: GrpcTestClient, one: Any, offset: int, **more: Any
+) -> tuple[list[Any], int, int]:
+    """Pulls once; messages, next offset and code."""
+    asked = client.wait(
+        client.post("PullMessage", group=resource("g"), message_queue=one, offset=offset, **more)
+    )
+    messages = [answer.message for answer in asked.answers if answer.HasField("message")]
+    (after,) = [answer.next_offset for answer in asked.answers if answer.HasField("next_offset")]
+    return messages, after, asked.answers[-1].status.code
+
+
+def test_a_pull_consumer_reads_queues_and_keeps_its_offsets(scene):
+    client, group = scene.client(), resource("g")
+    stream = client.settings(
+        client_type=ClientType.PULL_CONSUMER, subscription=CLASSES["Subscription"](group=group)
+    )
+    assert stream.answers[0].status.code == ReplyCode.OK
+    sent(client, *[b"%d" % number for number in range(20)], tag="a")
+    sent(client, b"other", tag="b")
+    expression = CLASSES["FilterExpression"](type=FilterType.TAG, expression="a")
+    got: list[Any] = []
+    for one in client.ask("QueryRoute", topic=resource("t")).message_queues:
+        of = {"group": group, "message_queue": one}
+        at, end = (
+            client.ask("QueryOffset", message_queue=one, query_offset_policy=policy).offset
+            for policy in (OffsetPolicy.BEGINNING, OffsetPolicy.END)
+        )
+        since = {"query_offset_policy": OffsetPolicy.TIMESTAMP, "message_queue": one}
+        assert client.ask("QueryOffset", **since, timestamp={"seconds": 1}).offset == at
+        assert client.ask("GetOffset", **of).status.code == ReplyCode.OFFSET_NOT_FOUND
+        while at < end:
+            messages, at, code = pulled(client, one, at, batch_size=3, filter_expression=expression)
+            assert code == (ReplyCode.OK if messages else ReplyCode.MESSAGE_NOT_FOUND)
+            got += messages
+        assert client.ask("UpdateOffset", **of, offset=at).status.code == ReplyCode.OK
+        assert client.ask("GetOffset", **of).offset == end
+        assert pulled(client, one, end) == ([], end, ReplyCode.MESSAGE_NOT_FOUND)
+        assert pulled(client, one, end + 5) == ([], end, ReplyCode.ILLEGAL_OFFSET)
+        negative = client.ask("UpdateOffset", **of, offset=-1)
+        assert negative.status.code == ReplyCode.ILLEGAL_OFFSET
+    assert bodies(got) == sorted(b"%d" % number for number in range(20))
+    assert got[0].system_properties.delivery_attempt == 1
+    waiting = client.post(
+        "PullMessage",
+        group=group,
+        message_queue=one,
+        offset=end,
+        long_polling_timeout=CLASSES["Duration"](seconds=20),
+    )
+    scene.run(1_000)
+    assert waiting.status is None
+    sent(client, b"late", b"later")
+    assert client.wait(waiting).answers[0].message.body in (b"late", b"later")
+    refused = client.ask("GetOffset", group=group, message_queue=queue())
+    assert refused.status.code == ReplyCode.BAD_REQUEST
+
+
+def test_mqadmin_asks_a_consumer_by_grpc_where_it_stands_and_to_consume(scene):
+    admin, client = Client(scene.site, BROKER, "mqadmin"), scene.client()
+    offset_id = admin.wait(admin.send(b"x", properties="UNIQ_KEY\x01U1\x02")).fields["msgId"]
+    entry = CLASSES["SubscriptionEntry"](topic=resource("t"))
+    subscription = CLASSES["Subscription"](group=resource("g"), subscriptions=[entry])
+    stream = client.settings(client_type=ClientType.PUSH_CONSUMER, subscription=subscription)
+    assert bodies(client.got()) == [b"x"]
+
+    def answered(number: int, command: str, code: ReplyCode, **fields: Any) -> Any:
+        """Answers the client's newest command; the answer of mqadmin's question."""
+        scene.run(500)
+        asked = getattr(stream.answers[-1], command)
+        status = CLASSES["Status"](code=code)
+        reply = {name: CLASSES[kind](nonce=asked.nonce) for name, kind in fields.items()}
+        if "thread_stack_trace" in reply:
+            reply["thread_stack_trace"].thread_stack_trace = "at main"
+        client.say(stream, CLASSES["TelemetryCommand"](status=status, **reply))
+        return asked, admin.wait(number)
+
+    of = {"consumerGroup": "g", "clientId": client.client_id}
+    code = RemotingCode.GET_CONSUMER_RUNNING_INFO
+    plain = admin.ask(code, **of, jstackEnable="false")
+    assert b'"topic":"t"' in plain.body.replace(b" ", b"")
+    asking = admin.post(code, **of, jstackEnable="true")
+    command = "print_thread_stack_trace_command"
+    _, answer = answered(asking, command, ReplyCode.OK, thread_stack_trace="ThreadStackTrace")
+    assert (answer.code, b"at main" in answer.body) == (RemotingStatus.SUCCESS, True)
+    for code, result in (
+        (ReplyCode.OK, b"CR_SUCCESS"),
+        (ReplyCode.FAILED_TO_CONSUME_MESSAGE, b"CR_LATER"),
+        (ReplyCode.NOT_IMPLEMENTED, b"CR_THROW_EXCEPTION"),
+    ):
+        asking = admin.post(RemotingCode.CONSUME_MESSAGE_DIRECTLY, **of, msgId=offset_id)
+        command = "verify_message_command"
+        asked, answer = answered(asking, command, code, verify_message_result="VerifyMessageResult")
+        assert (asked.message.body, asked.message.system_properties.message_id) == (b"x", "U1")
+        assert result in answer.body, answer.remark
+    asking = admin.post(RemotingCode.CONSUME_MESSAGE_DIRECTLY, **of, msgId=offset_id)
+    assert admin.wait(asking, 20_000).code == RemotingStatus.CONSUMER_NOT_ONLINE
+
+
+def test_administrators_see_the_clients_of_both_protocols(scene):
+    client, world = scene.client("java-5"), scene.site.world
+    sent(client, b"x")
+    assert bodies(client.got(group="by-grpc")) == [b"x"]
+    old = Client(scene.site, BROKER, "10.0.0.7", "java-4")
+    assert old.beat("by-remoting").code == RemotingStatus.SUCCESS
+    scene.run(2_000)
+    endpoint = f"ipc://{socket_path(world.folder / 'gateway')}"
+    with AdminClient(world.namesrv_addr, transport=world.transport("admin")) as admin:
+        four, five = admin.gateway_clients(endpoint)
+        assert (four.client_id, four.protocol, four.connected) == ("java-4", "remoting", True)
+        assert (four.user, four.language) == ("", "PYTHON")
+        assert (four.consumer_groups, four.topics) == (["by-remoting"], ["t"])
+        assert (four.brokers, four.address != "") == (["broker-a"], True)
+        assert 2_000 <= four.silent_ms < 4_000
+        assert (five.client_id, five.protocol, five.language) == ("java-5", "gRPC", "TEST")
+        assert (five.consumer_groups, five.topics, five.connected) == (["by-grpc"], ["t"], True)
+        old.stream.close()
+        scene.run(500)
+        assert [one.connected for one in admin.gateway_clients(endpoint)] == [False, True]
+        scene.run(2_000)
+        assert [one.client_id for one in admin.gateway_clients(endpoint)] == ["java-5"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from unittest import mock
 
 import pytest
+from harness import ha_model
 from harness.ha_model import Step, Violation, World, bounds, explore
 
 from mqmesh.coordination.interface import AckReplicas
@@ -29,6 +30,8 @@ MOST_STATES = 30_000
         (QUORUM, bounds(power_cuts=1)),
         (QUORUM, bounds(voters=1)),
         (ALL, bounds(voters=1)),
+        (ALL, bounds(groups=1)),
+        (QUORUM, bounds(groups=1, crashes=1)),
     ],
 )
 def test_nothing_confirmed_is_lost_within_the_bounds(mode, within):
@@ -54,6 +57,16 @@ def takes_out_at_once(self, change, now_ms):
 
 
 MISTAKES = {
+    "a chunk ends inside of a group": (
+        mock.patch.object(ha_model, "chunk_end", lambda log, start: start + 1),
+        QUORUM,
+        bounds(groups=1),
+    ),
+    "a start keeps a part of a group": (
+        mock.patch.object(ha_model, "recovered", lambda log: log),
+        QUORUM,
+        bounds(groups=1, crashes=1),
+    ),
     "a smaller quorum is made before it has what is confirmed": (
         mock.patch.object(InSyncSet, "_tick_voters", takes_out_at_once),
         QUORUM,

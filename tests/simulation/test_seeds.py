@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-SEEDS = 30
-"""They take some 10 s of two processors; scripts/simulate runs more."""
+SEEDS = 20
+"""Of each profile, with and without an administrator, two with the real store; scripts/simulate
+runs more."""
 
 TESTS = Path(__file__).resolve().parent.parent
 

@@ -26,8 +26,8 @@ from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.consumer.pull_consumer import PullConsumer
 from mqmesh.sdk.producer.producer import Producer
 from mqmesh.spark import ingest as ingest_module
+from mqmesh.spark import maintenance, tables
 from mqmesh.spark import session as session_module
-from mqmesh.spark import tables
 from mqmesh.spark.columns import json as json_of
 from mqmesh.spark.columns import text
 from mqmesh.spark.forgetting import expire, expire_by_settings
@@ -173,6 +173,28 @@ def test_run_takes_in_what_came_again_and_again_and_a_broker_that_is_away_is_tol
     assert "nobody" in call(*address, *wrong, code=1)
 
 
+def test_the_benchmark_reads_what_commands_print(
+    call, archive, tmp_path, monkeypatch, load_archive_benchmark
+):
+    """Of ``scripts/bench --archive``, which takes minutes, the part that reads JSON of commands."""
+    run, figures = load_archive_benchmark("run"), load_archive_benchmark("figures")
+
+    def mqmesh(folder, *arguments):
+        done = arguments[1] == "ingest"
+        return figures.Used(0.1, 0.1), "" if done else call(*arguments)
+
+    monkeypatch.setattr(run, "mqmesh", mqmesh)
+    report = maintenance.ArchiveReport(
+        sound=True, rows=2 * COUNT, duplicates=0, keys_missing=0, keys_left=0, gaps=[]
+    )
+    monkeypatch.setattr(maintenance, "verify", lambda spark, archive: report)
+    monkeypatch.setattr(run, "key_of", lambda number: f"k-{number % COUNT}")
+    size = figures.sizes(figures.QUICK)
+    found = run.look_ups(tmp_path, Path(archive), size)
+    found.append(run.taken_once(tmp_path, tmp_path, tmp_path, Path(archive), 2 * COUNT))
+    assert [(one.goal, one.met) for one in found] == [*[("F5", True)] * 3, ("F4", True)]
+
+
 def test_bodies_are_text_and_json_in_sql_and_in_data_frames(call, spark, archive):
     select = (
         "select text(body) as body, json(body, '$.ü') as u from messages "
@@ -267,14 +289,14 @@ def test_what_is_sent_again_is_the_same_and_a_command_that_was_stopped_goes_on(
     class Stopped(Exception):
         pass
 
-    sent = archive_export._send
+    sent = archive_export.send_again
 
     def send_and_stop(*arguments):
         sent(*arguments)
         raise Stopped
 
     with monkeypatch.context() as patch:
-        patch.setattr(archive_export, "_send", send_and_stop)
+        patch.setattr(archive_export, "send_again", send_and_stop)
         patch.setattr(archive_export, "RESEND_BATCH", 100)
         call(*resend, code=1)
     left = 2 * COUNT - 100

@@ -7,6 +7,7 @@ gone blind is noticed.
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from harness.syntax import walked
 # Where the folders of the checkout are installed.
 PACKAGES = {"mqmesh": "mqmesh", "cli": "mqmesh.cli", "spark": "mqmesh.spark"}
 
+FOLDER = Path(__file__).parent
 GENERATED = {"__pycache__", "build", "dist", "mqmesh-data"}
 
 
@@ -67,8 +69,13 @@ def modules(python_files: dict[str, str]) -> dict[str, str]:
     return found
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _trees() -> Iterator[None]:
-    """Trees are kept while the rules of a module are applied: a third of a GiB."""
-    yield
-    walked.cache_clear()
+def pytest_runtest_setup() -> None:
+    """Keeps trees while the rules are applied: half a GiB, in which nobody looks for cycles."""
+    gc.disable()
+
+
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    """Frees the trees behind the last rule: tests of other folders run in this process, too."""
+    if nextitem is None or FOLDER not in nextitem.path.parents:
+        gc.enable()
+        walked.cache_clear()

@@ -33,6 +33,9 @@ MAY_PRINT = {
 
 BROAD = {"Exception", "BaseException"}
 
+# The first of them parses all sources.
+pytestmark = pytest.mark.timeout(180)
+
 # Written in pieces, so that this file does not find itself.
 UNFINISHED = re.compile(r"\b(TO" + "DO|FIX" + "ME|XX" + r"X)\b")
 PRIVATE = re.compile(
@@ -41,11 +44,13 @@ PRIVATE = re.compile(
 
 
 def called_name(node: ast.AST) -> str:
-    """Name what a call calls: `f(…)` -> f, `a.b.f(…)` -> a.b.f; empty for anything else."""
+    """Name what a call calls: `f(…)` -> f, `a.b.f(…)` -> a.b.f, `f().g(…)` -> .g, else empty."""
     if not isinstance(node, ast.Call):
         return ""
-    # Most calls; unparse takes its time.
-    return node.func.id if isinstance(node.func, ast.Name) else ast.unparse(node.func)
+    name, called = "", node.func
+    while isinstance(called, ast.Attribute):
+        name, called = f".{called.attr}{name}", called.value
+    return called.id + name if isinstance(called, ast.Name) else name
 
 
 def unsafe_decoding(source: str) -> Iterator[int]:

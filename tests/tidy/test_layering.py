@@ -27,6 +27,7 @@ MAY_IMPORT = {
     "sdk": {"base", "batch", "protocol", "filtering", "security", "transport"},
     "aio": {"base", "protocol", "filtering", "security", "transport", "sdk"},
     "faststream": {"base", "sdk"},
+    "sql": {"base", "security", "sdk"},
     "roles": {
         "base",
         "batch",
@@ -76,6 +77,7 @@ MAY_IMPORT = {
         "coordination",
         "sdk",
         "aio",
+        "sql",
         "roles",
         "testing",
         "bench",
@@ -116,8 +118,9 @@ INNER_ROOMS = {
             "consumer.receiving",
         },
         "admin": {"client", "tracing", "consumer"},
-        "admin.views": {"producer", "admin"},
+        "admin.views": {"producer", "admin", "tables"},
         "connector": {"client", "admin", "consumer.fetching"},
+        "tables": {"client", "admin", "connector"},
         "app": {
             "client",
             "tracing",
@@ -137,6 +140,7 @@ INNER_ROOMS = {
             "consumer.listening",
             "consumer",
             "admin",
+            "tables",
         },
         "faststream": {
             "aio",
@@ -151,7 +155,7 @@ INNER_ROOMS = {
     },
 }
 
-PUBLIC = {"mqmesh.__init__", "mqmesh.faststream.__init__"}
+PUBLIC = {"mqmesh.__init__", "mqmesh.faststream.__init__", "mqmesh.sql.__init__"}
 """What users import from, and so more than docstrings."""
 
 
@@ -172,6 +176,8 @@ CONFINED = {
     "google.protobuf": "mqmesh.protocol.grpc.messages",
     "click": "mqmesh.cli",
     "faststream": "mqmesh.sdk.faststream mqmesh.faststream",
+    "psycopg": "mqmesh.sql",
+    "sqlalchemy": "mqmesh.sql",
     "fast_depends": "mqmesh.sdk.faststream",
     "opentelemetry": "mqmesh.sdk.tracing.otel mqmesh.faststream.opentelemetry",
     "prometheus_client": "mqmesh.faststream.prometheus",

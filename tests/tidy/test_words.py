@@ -1,4 +1,4 @@
-"""One thing has one name: the glossary of CONTRIBUTING against what docstrings and comments say."""
+"""Plain words: the glossary of CONTRIBUTING in docstrings, no private words in pages and names."""
 
 from __future__ import annotations
 
@@ -71,3 +71,113 @@ def test_a_riddle_is_found():
     assert riddles({"a": 'def f():\n    """What is to be sent."""'}) == ["a:1 begins with What"]
     assert riddles({"a": '"""Whose turn it is."""'}) == ["a:1 begins with Whose"]
     assert not riddles({"a": 'def f():\n    """Return the batch to send."""'})
+
+
+PRIVATE_WORDS = {
+    "whoever": "the noun: client, user, program",
+    "told": "notified, reported, returned",
+    "tells": "reports, shows, returns",
+    "news": "change, event, notification",
+    "map of the rooms": "folders",
+}
+"""Words that no page for users has, and what to say for them."""
+PAGES = re.compile(r"(?:README|CONTRIBUTING|CHANGELOG)\.md|docs/[\w/-]+\.md|conf/.*|examples/.*")
+NO_PAGES = ("docs/decisions/",)
+
+PRIVATE_NAMES = {
+    "told": "reported, response, outcome",
+    "tell": "notify, report",
+    "tells": "notifies, reports",
+    "asked": "request, header, arguments",
+    "said": "text, reason, given",
+    "heard": "last_seen",
+    "news": "changes",
+    "figures": "readings",
+}
+"""Words that are no part of a name in ``CLEAN``, and nouns to take in place of them."""
+CLEAN = (
+    "mqmesh.cli.",
+    "mqmesh.console.",
+    "mqmesh.coordination.",
+    "mqmesh.metrics.",
+    "mqmesh.roles.access_keeper.",
+    "mqmesh.roles.broker.follower.",
+    "mqmesh.roles.broker.followers.",
+    "mqmesh.roles.broker.ha.",
+    "mqmesh.roles.coordinator.",
+    "mqmesh.roles.exporter.",
+    "mqmesh.roles.filtersrv.server.",
+    "mqmesh.roles.indexer.",
+    "mqmesh.roles.namesrv.",
+    "mqmesh.roles.schedule.",
+    "mqmesh.roles.settings_service.",
+    "mqmesh.roles.shell.",
+    "mqmesh.roles.supervisor.",
+    "mqmesh.security.",
+    "mqmesh.spark.",
+    "mqmesh.storage.",
+    "mqmesh.transport.",
+)
+"""Modules whose names were made plain; others follow."""
+PUBLIC_NAMES = frozenset(("is_asked", "has_news"))
+"""Part of the JSON of the console; the loop's, which producers use."""
+
+
+def private_words(files: dict[str, str]) -> list[str]:
+    """Find words of ``PRIVATE_WORDS`` in pages for users."""
+    banned = re.compile(rf"\b({'|'.join(PRIVATE_WORDS)})\b", re.IGNORECASE)
+    return [
+        f"{path}:{text.count(chr(10), 0, match.start()) + 1} {match[0]}: "
+        f"{PRIVATE_WORDS[match[0].lower()]}"
+        for path, text in files.items()
+        if PAGES.fullmatch(path) and not path.startswith(NO_PAGES)
+        for match in banned.finditer(text)
+    ]
+
+
+def test_pages_for_users_have_no_private_words(texts):
+    assert private_words(texts) == []
+
+
+def test_a_private_word_is_found():
+    found = private_words({"docs/a.md": "One.\nWhoever asks.", "docs/decisions/a.md": "He told."})
+    assert found == ["docs/a.md:2 Whoever: the noun: client, user, program"]
+
+
+def bound_names(source: str) -> dict[str, int]:
+    """Return the names that a source binds, each with its first line."""
+    names: dict[str, int] = {}
+    for node in walked(source):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.setdefault(node.id, node.lineno)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            names.setdefault(node.attr, node.lineno)
+        elif isinstance(node, ast.arg):
+            names.setdefault(node.arg, node.lineno)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            names.setdefault(node.name, node.lineno)
+    return names
+
+
+def private_names(files: dict[str, str]) -> list[str]:
+    """Find names in ``CLEAN`` of which a part is one of ``PRIVATE_NAMES``."""
+    return [
+        f"{path}:{line} {name}: {PRIVATE_NAMES[part]}"
+        for path, source in files.items()
+        if f"{path}.".startswith(CLEAN)
+        for name, line in bound_names(source).items()
+        if name not in PUBLIC_NAMES
+        for part in PRIVATE_NAMES.keys() & name.lower().split("_")
+    ]
+
+
+def test_names_are_plain_nouns(modules):
+    assert private_names(modules) == []
+
+
+def test_a_private_name_is_found():
+    assert private_names({"mqmesh.storage.a": "def f(asked):\n    told_ms = 1"}) == [
+        "mqmesh.storage.a:1 asked: request, header, arguments",
+        "mqmesh.storage.a:2 told_ms: reported, response, outcome",
+    ]
+    assert not private_names({"mqmesh.sdk.a": "told = 1", "mqmesh.storage.b": "story = retold = 1"})

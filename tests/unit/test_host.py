@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mqmesh.errors import ConfigError
-from mqmesh.host import MAX_SOCKET_PATH_BYTES, host_id, socket_directory, socket_path
+from mqmesh.host import MAX_SOCKET_PATH_BYTES, claim_port, host_id, socket_directory, socket_path
 from mqmesh.hosts import check_listen, is_address
 
 
@@ -98,3 +98,18 @@ def test_a_host_that_clients_are_told_must_be_one():
             check_listen("broker", "127.0.0.1", host, allow_insecure_bind=False)
     assert is_address("h:1")
     assert not is_address("h:+1")
+
+
+def test_a_port_is_shared_by_the_workers_of_one_folder_only(tmp_path):
+    host = f"test-{os.getpid()}"
+    own, other = tmp_path / "own", tmp_path / "other"
+    own.mkdir()
+    other.mkdir()
+    claims = [claim_port(host, 19_876, own, worker) for worker in (1, 2)]
+    with pytest.raises(OSError, match="store_path_root_dir listen at port 19876; namesrv_port"):
+        claim_port(host, 19_876, other, 1)
+    for more in claim_port(host, 9_876, other, 1), claim_port("another", 19_876, other, 1):
+        more.close()
+    for claim in claims:
+        claim.close()
+    claim_port(host, 19_876, other, 1).close()

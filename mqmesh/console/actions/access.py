@@ -145,13 +145,13 @@ async def _plan(
 
 
 async def _put(
-    visit: Visit, change: Callable[[AccessList], AccessList], said: str, next_path: str = ""
+    visit: Visit, change: Callable[[AccessList], AccessList], summary: str, next_path: str = ""
 ) -> ActionResult:
     new = change(await read_list(visit))
     async with visit.client(AccessClient) as client:
         failed = await client.put_access_list(_text_of(new, visit), new.version - 1)
     return ActionResult(
-        summary=f"{said} The access list is version {new.version}.",
+        summary=f"{summary} The access list is version {new.version}.",
         details=tuple(f"{one.where} has the former list still: {one.problem}" for one in failed),
         ok=not failed,
         next=next_path,
@@ -184,12 +184,12 @@ def _names(text: str) -> list[str]:
 # ---- Users -------------------------------------------------------------------------------
 
 
-def _with_new_user(asked: NewUserForm) -> Callable[[AccessList], AccessList]:
+def _with_new_user(form: NewUserForm) -> Callable[[AccessList], AccessList]:
     rules = [
         Rule([action], _names(topics), _names(groups))
         for action, topics, groups in (
-            (Action.PUB, asked.publishes, ""),
-            (Action.SUB, asked.subscribes, asked.groups),
+            (Action.PUB, form.publishes, ""),
+            (Action.SUB, form.subscribes, form.groups),
         )
         if _names(topics) or _names(groups)
     ]
@@ -197,22 +197,22 @@ def _with_new_user(asked: NewUserForm) -> Callable[[AccessList], AccessList]:
         rules.append(Rule([Action.PUB, Action.CREATE], [TRACE_TOPIC]))
 
     def change(now: AccessList) -> AccessList:
-        if any(one.name == asked.name for one in now.user):
-            raise InvalidArgument(f"there is a user {asked.name!r} already")
-        return now.with_user(User(asked.name, [asked.key.strip()], asked.role, allow=rules))
+        if any(one.name == form.name for one in now.user):
+            raise InvalidArgument(f"there is a user {form.name!r} already")
+        return now.with_user(User(form.name, [form.key.strip()], form.role, allow=rules))
 
     return change
 
 
-async def plan_add(visit: Visit, asked: NewUserForm) -> ActionPlan:
+async def plan_add(visit: Visit, form: NewUserForm) -> ActionPlan:
     """Say what the new user may do."""
-    return await _plan(visit, asked.name, _with_new_user(asked), f"User {asked.name} is new.")
+    return await _plan(visit, form.name, _with_new_user(form), f"User {form.name} is new.")
 
 
-async def add(visit: Visit, asked: NewUserForm) -> ActionResult:
+async def add(visit: Visit, form: NewUserForm) -> ActionResult:
     """Add a user."""
-    said = f"User {asked.name} is added."
-    return await _put(visit, _with_new_user(asked), said, "/access")
+    summary = f"User {form.name} is added."
+    return await _put(visit, _with_new_user(form), summary, "/access")
 
 
 async def initial_user(visit: Visit, fixed: dict[str, str]) -> dict[str, Any]:
@@ -226,86 +226,86 @@ async def initial_user(visit: Visit, fixed: dict[str, str]) -> dict[str, Any]:
     } | {name: value or 0 for name, value in quota.items()}
 
 
-def _with_user(asked: UserForm) -> Callable[[AccessList], AccessList]:
-    limits = {name: getattr(asked, name) or None for name in Quota.__struct_fields__}
+def _with_user(form: UserForm) -> Callable[[AccessList], AccessList]:
+    limits = {name: getattr(form, name) or None for name in Quota.__struct_fields__}
     quota = Quota(**limits) if any(limits.values()) else None
     try:
-        expires = datetime.date.fromisoformat(asked.expires) if asked.expires else None
+        expires = datetime.date.fromisoformat(form.expires) if form.expires else None
     except ValueError:
-        raise InvalidArgument(f"expires: {asked.expires!r} is no day; write 2027-12-31") from None
+        raise InvalidArgument(f"expires: {form.expires!r} is no day; write 2027-12-31") from None
     return lambda now: now.with_user(
         msgspec.structs.replace(
-            now.find(asked.name),
-            role=asked.role,
-            enabled=asked.enabled,
+            now.find(form.name),
+            role=form.role,
+            enabled=form.enabled,
             expires=expires,
             quota=quota,
         )
     )
 
 
-async def plan_change(visit: Visit, asked: UserForm) -> ActionPlan:
+async def plan_change(visit: Visit, form: UserForm) -> ActionPlan:
     """Say what changes."""
-    warning = "" if asked.enabled else "Its connections end."
-    summary = f"User {asked.name} changes."
-    return await _plan(visit, asked.name, _with_user(asked), summary, warning=warning)
+    warning = "" if form.enabled else "Its connections end."
+    summary = f"User {form.name} changes."
+    return await _plan(visit, form.name, _with_user(form), summary, warning=warning)
 
 
-async def change(visit: Visit, asked: UserForm) -> ActionResult:
+async def change(visit: Visit, form: UserForm) -> ActionResult:
     """Change role, term and quota of a user."""
-    return await _put(visit, _with_user(asked), f"User {asked.name} is changed.")
+    return await _put(visit, _with_user(form), f"User {form.name} is changed.")
 
 
-async def plan_delete(visit: Visit, asked: UserArguments) -> ActionPlan:
+async def plan_delete(visit: Visit, form: UserArguments) -> ActionPlan:
     """Say what goes."""
     return await _plan(
         visit,
-        asked.name,
-        lambda now: now.without_user(asked.name),
-        f"User {asked.name} is deleted with its keys.",
+        form.name,
+        lambda now: now.without_user(form.name),
+        f"User {form.name} is deleted with its keys.",
         warning="Its connections end.",
-        typed=asked.name,
+        typed=form.name,
     )
 
 
-async def delete(visit: Visit, asked: UserArguments) -> ActionResult:
+async def delete(visit: Visit, form: UserArguments) -> ActionResult:
     """Delete a user."""
-    said = f"User {asked.name} is deleted."
-    return await _put(visit, lambda now: now.without_user(asked.name), said, "/access")
+    summary = f"User {form.name} is deleted."
+    return await _put(visit, lambda now: now.without_user(form.name), summary, "/access")
 
 
 # ---- Rules -------------------------------------------------------------------------------
 
 
-def _with_rule(asked: RuleForm) -> Callable[[AccessList], AccessList]:
+def _with_rule(form: RuleForm) -> Callable[[AccessList], AccessList]:
     try:
-        actions = [Action(one.upper()) for one in _names(asked.actions)]
+        actions = [Action(one.upper()) for one in _names(form.actions)]
     except ValueError as error:
         raise InvalidArgument(f"actions: {error}; there are {', '.join(Action)}") from None
     if not actions:
         raise InvalidArgument(f"actions: write at least one of {', '.join(Action)}")
-    rule = Rule(actions, _names(asked.topics), _names(asked.groups))
+    rule = Rule(actions, _names(form.topics), _names(form.groups))
 
     def change(now: AccessList) -> AccessList:
-        user = now.find(asked.name)
-        rules = [*getattr(user, asked.effect)]
-        if asked.number:
-            _check_number(user, asked.effect, asked.number)
-            rules[asked.number - 1] = rule
+        user = now.find(form.name)
+        rules = [*getattr(user, form.effect)]
+        if form.number:
+            _check_number(user, form.effect, form.number)
+            rules[form.number - 1] = rule
         else:
             rules.append(rule)
-        return now.with_user(msgspec.structs.replace(user, **{asked.effect: rules}))
+        return now.with_user(msgspec.structs.replace(user, **{form.effect: rules}))
 
     return change
 
 
-def _without_rule(asked: DeleteRuleForm) -> Callable[[AccessList], AccessList]:
+def _without_rule(form: DeleteRuleForm) -> Callable[[AccessList], AccessList]:
     def change(now: AccessList) -> AccessList:
-        user = now.find(asked.name)
-        _check_number(user, asked.effect, asked.number)
-        rules = [*getattr(user, asked.effect)]
-        del rules[asked.number - 1]
-        return now.with_user(msgspec.structs.replace(user, **{asked.effect: rules}))
+        user = now.find(form.name)
+        _check_number(user, form.effect, form.number)
+        rules = [*getattr(user, form.effect)]
+        del rules[form.number - 1]
+        return now.with_user(msgspec.structs.replace(user, **{form.effect: rules}))
 
     return change
 
@@ -315,64 +315,64 @@ def _check_number(user: User, effect: str, number: int) -> None:
         raise InvalidArgument(f"user {user.name!r} has no rule {number} of {effect}")
 
 
-async def plan_rule(visit: Visit, asked: RuleForm) -> ActionPlan:
+async def plan_rule(visit: Visit, form: RuleForm) -> ActionPlan:
     """Say what changes in the rules of a user."""
-    verb = "changes" if asked.number else "is new"
-    summary = f"A rule of {asked.name} {verb}."
-    return await _plan(visit, asked.name, _with_rule(asked), summary)
+    verb = "changes" if form.number else "is new"
+    summary = f"A rule of {form.name} {verb}."
+    return await _plan(visit, form.name, _with_rule(form), summary)
 
 
-async def put_rule(visit: Visit, asked: RuleForm) -> ActionResult:
+async def put_rule(visit: Visit, form: RuleForm) -> ActionResult:
     """Add or replace a rule."""
-    return await _put(visit, _with_rule(asked), "The rule is in force.")
+    return await _put(visit, _with_rule(form), "The rule is in force.")
 
 
-async def plan_delete_rule(visit: Visit, asked: DeleteRuleForm) -> ActionPlan:
+async def plan_delete_rule(visit: Visit, form: DeleteRuleForm) -> ActionPlan:
     """Say which rule goes."""
-    summary = f"A rule of {asked.name} goes."
-    return await _plan(visit, asked.name, _without_rule(asked), summary)
+    summary = f"A rule of {form.name} goes."
+    return await _plan(visit, form.name, _without_rule(form), summary)
 
 
-async def delete_rule(visit: Visit, asked: DeleteRuleForm) -> ActionResult:
+async def delete_rule(visit: Visit, form: DeleteRuleForm) -> ActionResult:
     """Delete a rule."""
-    return await _put(visit, _without_rule(asked), "The rule is gone.")
+    return await _put(visit, _without_rule(form), "The rule is gone.")
 
 
 # ---- Keys --------------------------------------------------------------------------------
 
 
-def _with_key(asked: AddKeyForm) -> Callable[[AccessList], AccessList]:
+def _with_key(form: AddKeyForm) -> Callable[[AccessList], AccessList]:
     def change(now: AccessList) -> AccessList:
-        user = now.find(asked.name)
-        return now.with_user(msgspec.structs.replace(user, keys=[*user.keys, asked.key.strip()]))
+        user = now.find(form.name)
+        return now.with_user(msgspec.structs.replace(user, keys=[*user.keys, form.key.strip()]))
 
     return change
 
 
-def _without_key(asked: RemoveKeyForm) -> Callable[[AccessList], AccessList]:
+def _without_key(form: RemoveKeyForm) -> Callable[[AccessList], AccessList]:
     def change(now: AccessList) -> AccessList:
-        user = now.find(asked.name)
-        left = [one for one in user.keys if fingerprint(one) != asked.key]
+        user = now.find(form.name)
+        left = [one for one in user.keys if fingerprint(one) != form.key]
         if len(left) == len(user.keys):
-            raise InvalidArgument(f"user {asked.name!r} has no key {asked.key}")
+            raise InvalidArgument(f"user {form.name!r} has no key {form.key}")
         if not left:
-            raise ConfigError(f"user {asked.name!r} has no other key: disable or delete it instead")
+            raise ConfigError(f"user {form.name!r} has no other key: disable or delete it instead")
         return now.with_user(msgspec.structs.replace(user, keys=left))
 
     return change
 
 
-async def plan_add_key(visit: Visit, asked: AddKeyForm) -> ActionPlan:
+async def plan_add_key(visit: Visit, form: AddKeyForm) -> ActionPlan:
     """Say which key is new."""
     summary = (
-        f"User {asked.name} has a further key. The former ones are good until they are removed."
+        f"User {form.name} has a further key. The former ones are good until they are removed."
     )
-    return await _plan(visit, asked.name, _with_key(asked), summary)
+    return await _plan(visit, form.name, _with_key(form), summary)
 
 
-async def add_key(visit: Visit, asked: AddKeyForm) -> ActionResult:
+async def add_key(visit: Visit, form: AddKeyForm) -> ActionResult:
     """Give a user a further key."""
-    return await _put(visit, _with_key(asked), "The key is good from now on.")
+    return await _put(visit, _with_key(form), "The key is good from now on.")
 
 
 async def initial_key(visit: Visit, fixed: dict[str, str]) -> dict[str, Any]:
@@ -382,17 +382,17 @@ async def initial_key(visit: Visit, fixed: dict[str, str]) -> dict[str, Any]:
     return {"key": Choices(keys[0], keys)}
 
 
-async def plan_remove_key(visit: Visit, asked: RemoveKeyForm) -> ActionPlan:
+async def plan_remove_key(visit: Visit, form: RemoveKeyForm) -> ActionPlan:
     """Say which key goes."""
     return await _plan(
         visit,
-        asked.name,
-        _without_key(asked),
-        f"User {asked.name} loses a key.",
+        form.name,
+        _without_key(form),
+        f"User {form.name} loses a key.",
         warning="All connections with it end.",
     )
 
 
-async def remove_key(visit: Visit, asked: RemoveKeyForm) -> ActionResult:
+async def remove_key(visit: Visit, form: RemoveKeyForm) -> ActionResult:
     """Take a key from a user."""
-    return await _put(visit, _without_key(asked), "The key is good no more.")
+    return await _put(visit, _without_key(form), "The key is good no more.")

@@ -23,10 +23,10 @@ async def initial_broker(visit: Visit, fixed: dict[str, str]) -> dict[str, Any]:
     return {"broker_name": Choices(names[0] if names else "", names)}
 
 
-async def plan_create(visit: Visit, asked: SnapshotForm) -> ActionPlan:
+async def plan_create(visit: Visit, form: SnapshotForm) -> ActionPlan:
     """Say what a snapshot is."""
     return ActionPlan(
-        summary=f"{asked.broker_name} makes a snapshot while it goes on.",
+        summary=f"{form.broker_name} makes a snapshot while it goes on.",
         details=(
             "It lies on the broker's machine, in snapshot.root_dir.",
             "On the file system of the store it is made of links: little time, little room.",
@@ -34,10 +34,10 @@ async def plan_create(visit: Visit, asked: SnapshotForm) -> ActionPlan:
     )
 
 
-async def create(visit: Visit, asked: SnapshotForm) -> ActionResult:
+async def create(visit: Visit, form: SnapshotForm) -> ActionResult:
     """Have a broker make a snapshot."""
     async with visit.client(AdminClient) as admin:
-        made = await admin.create_snapshot(asked.broker_name)
+        made = await admin.create_snapshot(form.broker_name)
     return ActionResult(
         summary=f"{made.messages:,} messages are in {made.path}.",
         details=(f"It took {made.took_ms / 1_000:.1f} s.",),

@@ -124,13 +124,13 @@ class ProbeForm(msgspec.Struct, frozen=True, kw_only=True):
 # ---- Draining ----------------------------------------------------------------------------
 
 
-async def plan_drain(visit: Visit, asked: BrokerArguments) -> ActionPlan:
+async def plan_drain(visit: Visit, form: BrokerArguments) -> ActionPlan:
     """Say what a drain does."""
     async with visit.client(HaAdmin) as admin:
-        others = {one.broker_name for one in (await admin.cluster()).brokers} - {asked.broker_name}
+        others = {one.broker_name for one in (await admin.cluster()).brokers} - {form.broker_name}
     where = f"to {', '.join(sorted(others))}" if others else "nowhere: there is no other broker"
     return ActionPlan(
-        summary=f"Producers leave {asked.broker_name}, and go {where}.",
+        summary=f"Producers leave {form.broker_name}, and go {where}.",
         details=(
             "Consumers go on reading it; when they are done it can be stopped.",
             "It lasts, also over restarts, until Undrain.",
@@ -139,33 +139,33 @@ async def plan_drain(visit: Visit, asked: BrokerArguments) -> ActionPlan:
     )
 
 
-async def drain(visit: Visit, asked: BrokerArguments) -> ActionResult:
+async def drain(visit: Visit, form: BrokerArguments) -> ActionResult:
     """Take a broker out of the routes of producers."""
     async with visit.client(NamesrvAdmin) as admin:
-        done = await admin.drain(asked.broker_name)
-    return _said(
-        f"Producers leave {asked.broker_name}: the routes of {done.topic_count} topics changed.",
+        done = await admin.drain(form.broker_name)
+    return _result_of(
+        f"Producers leave {form.broker_name}: the routes of {done.topic_count} topics changed.",
         done,
     )
 
 
-async def plan_undrain(visit: Visit, asked: BrokerArguments) -> ActionPlan:
+async def plan_undrain(visit: Visit, form: BrokerArguments) -> ActionPlan:
     """Say what the end of a drain does."""
-    return ActionPlan(summary=f"Producers come back to {asked.broker_name}.")
+    return ActionPlan(summary=f"Producers come back to {form.broker_name}.")
 
 
-async def undrain(visit: Visit, asked: BrokerArguments) -> ActionResult:
+async def undrain(visit: Visit, form: BrokerArguments) -> ActionResult:
     """Give a drained broker back to producers."""
     async with visit.client(NamesrvAdmin) as admin:
-        done = await admin.undrain(asked.broker_name)
-    return _said(
-        f"Producers come back to {asked.broker_name}: the routes of {done.topic_count} topics "
+        done = await admin.undrain(form.broker_name)
+    return _result_of(
+        f"Producers come back to {form.broker_name}: the routes of {done.topic_count} topics "
         "changed.",
         done,
     )
 
 
-def _said(sentence: str, done: NamesrvChange) -> ActionResult:
+def _result_of(sentence: str, done: NamesrvChange) -> ActionResult:
     silent = tuple(
         f"Name server {one} does not answer: repeat it once it is back."
         for one in done.silent_namesrvs
@@ -183,67 +183,67 @@ async def initial_replica(visit: Visit, fixed: dict[str, str]) -> dict[str, Any]
     return {"replica": Choices(ANYBODY, (ANYBODY, *able))}
 
 
-async def plan_switch_over(visit: Visit, asked: SwitchOverForm) -> ActionPlan:
+async def plan_switch_over(visit: Visit, form: SwitchOverForm) -> ActionPlan:
     """Say who leads then."""
-    group = await _group(visit, asked.broker_name)
+    group = await _group(visit, form.broker_name)
     others = [one for one in group.in_sync if one != group.master]
-    replica = _replica(asked)
+    replica = _replica(form)
     if not others:
         return ActionPlan(summary="No other replica is in sync.", possible=False)
     if replica and replica not in others:
         return ActionPlan(summary=f"Replica {replica} is not in sync.", possible=False)
     target = f"replica {replica}" if replica else "the replica with most of the log"
     return ActionPlan(
-        summary=f"Replica {group.master} hands the lead of {asked.broker_name} over to {target}.",
+        summary=f"Replica {group.master} hands the lead of {form.broker_name} over to {target}.",
         details=("Nothing is lost; clients wait a moment, and see no error.",),
     )
 
 
-async def switch_over(visit: Visit, asked: SwitchOverForm) -> ActionResult:
+async def switch_over(visit: Visit, form: SwitchOverForm) -> ActionResult:
     """Hand the lead over."""
     async with visit.client(HaAdmin) as admin:
-        done = await admin.switch_over(asked.broker_name, _replica(asked))
+        done = await admin.switch_over(form.broker_name, _replica(form))
     return ActionResult(
-        summary=f"Replica {done.replica_id} leads {asked.broker_name} in epoch {done.epoch}."
+        summary=f"Replica {done.replica_id} leads {form.broker_name} in epoch {done.epoch}."
     )
 
 
-def _replica(asked: SwitchOverForm) -> int:
-    if asked.replica == ANYBODY:
+def _replica(form: SwitchOverForm) -> int:
+    if form.replica == ANYBODY:
         return 0
-    if not asked.replica.isdecimal():
-        raise InvalidArgument(f"replica: {asked.replica!r} is no id")
-    return int(asked.replica)
+    if not form.replica.isdecimal():
+        raise InvalidArgument(f"replica: {form.replica!r} is no id")
+    return int(form.replica)
 
 
-async def plan_pause(visit: Visit, asked: BrokerArguments) -> ActionPlan:
+async def plan_pause(visit: Visit, form: BrokerArguments) -> ActionPlan:
     """Say what a pause of failovers does."""
     return ActionPlan(
-        summary=f"No replica of {asked.broker_name} takes over when its master is missed.",
+        summary=f"No replica of {form.broker_name} takes over when its master is missed.",
         details=("Handing over goes on to work; a master that comes back leads again.",),
         warning="While the master is down nobody can send to this broker group.",
     )
 
 
-async def pause(visit: Visit, asked: BrokerArguments) -> ActionResult:
+async def pause(visit: Visit, form: BrokerArguments) -> ActionResult:
     """Pause failovers."""
     async with visit.client(HaAdmin) as admin:
-        await admin.pause_failover(asked.broker_name)
-    return ActionResult(summary=f"Failovers of {asked.broker_name} are paused.")
+        await admin.pause_failover(form.broker_name)
+    return ActionResult(summary=f"Failovers of {form.broker_name} are paused.")
 
 
-async def plan_resume(visit: Visit, asked: BrokerArguments) -> ActionPlan:
+async def plan_resume(visit: Visit, form: BrokerArguments) -> ActionPlan:
     """Say what the end of a pause does."""
     return ActionPlan(
-        summary=f"A replica of {asked.broker_name} takes over again when its master is missed."
+        summary=f"A replica of {form.broker_name} takes over again when its master is missed."
     )
 
 
-async def resume(visit: Visit, asked: BrokerArguments) -> ActionResult:
+async def resume(visit: Visit, form: BrokerArguments) -> ActionResult:
     """Let failovers go on."""
     async with visit.client(HaAdmin) as admin:
-        await admin.pause_failover(asked.broker_name, paused=False)
-    return ActionResult(summary=f"Failovers of {asked.broker_name} work again.")
+        await admin.pause_failover(form.broker_name, paused=False)
+    return ActionResult(summary=f"Failovers of {form.broker_name} work again.")
 
 
 async def _group(visit: Visit, broker_name: str) -> BrokerGroupRow:
@@ -271,33 +271,33 @@ def _changeable(entries: Sequence[ConfigEntry]) -> dict[str, Any]:
     return {"key": Choices(keys[0] if keys else "", keys)}
 
 
-async def plan_broker_setting(visit: Visit, asked: BrokerSettingForm) -> ActionPlan:
+async def plan_broker_setting(visit: Visit, form: BrokerSettingForm) -> ActionPlan:
     """Say what the setting is, and will be."""
-    replicas = await broker_config(visit, asked.broker_name)
-    found = {f"replica {number}": _entry(one, asked.key) for number, one in replicas.items()}
-    return _plan_of(asked.broker_name, asked, found)
+    replicas = await broker_config(visit, form.broker_name)
+    found = {f"replica {number}": _entry(one, form.key) for number, one in replicas.items()}
+    return _plan_of(form.broker_name, form, found)
 
 
-async def put_broker_setting(visit: Visit, asked: BrokerSettingForm) -> ActionResult:
+async def put_broker_setting(visit: Visit, form: BrokerSettingForm) -> ActionResult:
     """Change a setting of all replicas of a broker group."""
     async with visit.client(BrokerAdmin) as admin:
-        done = await admin.set_config(asked.broker_name, *_change(asked))
+        done = await admin.set_config(form.broker_name, *_change(form))
     return _changed({f"replica {number}": one for number, one in done.items()})
 
 
-async def plan_namesrv_setting(visit: Visit, asked: NamesrvSettingForm) -> ActionPlan:
+async def plan_namesrv_setting(visit: Visit, form: NamesrvSettingForm) -> ActionPlan:
     """Say what the setting is, and will be."""
     found = {
-        address: _entry(await namesrv_config(visit, address), asked.key)
+        address: _entry(await namesrv_config(visit, address), form.key)
         for address in visit.namesrv_addr
     }
-    return _plan_of("Name servers", asked, found)
+    return _plan_of("Name servers", form, found)
 
 
-async def put_namesrv_setting(visit: Visit, asked: NamesrvSettingForm) -> ActionResult:
+async def put_namesrv_setting(visit: Visit, form: NamesrvSettingForm) -> ActionResult:
     """Change a setting of all name servers."""
     async with visit.client(NamesrvAdmin) as admin:
-        done = await admin.set_config(*_change(asked))
+        done = await admin.set_config(*_change(form))
     return msgspec.structs.replace(
         _changed(done.changes),
         details=tuple(f"Name server {one} does not answer." for one in done.silent_namesrvs),
@@ -318,14 +318,14 @@ def _entry(entries: Sequence[ConfigEntry], key: str) -> ConfigEntry:
 
 def _plan_of(
     whose: str,
-    asked: BrokerSettingForm | NamesrvSettingForm,
+    form: BrokerSettingForm | NamesrvSettingForm,
     found: Mapping[str, ConfigEntry],
 ) -> ActionPlan:
-    if not asked.value and not asked.unset:
+    if not form.value and not form.unset:
         raise InvalidArgument("value: write one, or tick the box below it")
-    then = "as in the file" if asked.unset else asked.value
+    then = "as in the file" if form.unset else form.value
     return ActionPlan(
-        summary=f"{whose}: {asked.key} changes from now on, and over restarts.",
+        summary=f"{whose}: {form.key} changes from now on, and over restarts.",
         table=ActionTable(
             columns=("Where", "Now", "Default", "Then"),
             rows=[(where, one.value, one.default, then) for where, one in found.items()],
@@ -333,8 +333,8 @@ def _plan_of(
     )
 
 
-def _change(asked: BrokerSettingForm | NamesrvSettingForm) -> tuple[dict[str, str], list[str]]:
-    return ({}, [asked.key]) if asked.unset else ({asked.key: asked.value}, [])
+def _change(form: BrokerSettingForm | NamesrvSettingForm) -> tuple[dict[str, str], list[str]]:
+    return ({}, [form.key]) if form.unset else ({form.key: form.value}, [])
 
 
 def _changed(done: Mapping[str, Sequence[ConfigChange]]) -> ActionResult:
@@ -352,65 +352,67 @@ def _changed(done: Mapping[str, Sequence[ConfigChange]]) -> ActionResult:
 # ---- Key/value configuration -------------------------------------------------------------
 
 
-async def plan_put_kv(visit: Visit, asked: PutKvForm) -> ActionPlan:
+async def plan_put_kv(visit: Visit, form: PutKvForm) -> ActionPlan:
     """Say what the text is, and will be."""
     async with visit.client(NamesrvAdmin) as admin:
-        is_there = await admin.has_kv(asked.namespace, asked.key)
-        before = await admin.get_kv(asked.namespace, asked.key) if is_there else ""
+        is_there = await admin.has_kv(form.namespace, form.key)
+        before = await admin.get_kv(form.namespace, form.key) if is_there else ""
     verb = "changes" if is_there else "is new"
     return ActionPlan(
-        summary=f"{asked.key} in {asked.namespace} {verb}.",
-        table=ActionTable(columns=("Now", "Then"), rows=[(before or "–", asked.value)]),
+        summary=f"{form.key} in {form.namespace} {verb}.",
+        table=ActionTable(columns=("Now", "Then"), rows=[(before or "–", form.value)]),
     )
 
 
-async def put_kv(visit: Visit, asked: PutKvForm) -> ActionResult:
+async def put_kv(visit: Visit, form: PutKvForm) -> ActionResult:
     """Write a text."""
     async with visit.client(NamesrvAdmin) as admin:
-        done = await admin.put_kv(asked.namespace, asked.key, asked.value)
-    return _said(f"{asked.key} is at {', '.join(done.namesrvs)}.", done)
+        done = await admin.put_kv(form.namespace, form.key, form.value)
+    return _result_of(f"{form.key} is at {', '.join(done.namesrvs)}.", done)
 
 
-async def plan_delete_kv(visit: Visit, asked: DeleteKvForm) -> ActionPlan:
+async def plan_delete_kv(visit: Visit, form: DeleteKvForm) -> ActionPlan:
     """Say what goes."""
     async with visit.client(NamesrvAdmin) as admin:
-        if not await admin.has_kv(asked.namespace, asked.key):
-            return ActionPlan(summary=f"{asked.namespace} has no {asked.key}.", possible=False)
-        before = await admin.get_kv(asked.namespace, asked.key)
+        if not await admin.has_kv(form.namespace, form.key):
+            return ActionPlan(summary=f"{form.namespace} has no {form.key}.", possible=False)
+        before = await admin.get_kv(form.namespace, form.key)
     return ActionPlan(
-        summary=f"{asked.key} of {asked.namespace} is deleted.",
+        summary=f"{form.key} of {form.namespace} is deleted.",
         details=(f"It is: {before}",),
     )
 
 
-async def delete_kv(visit: Visit, asked: DeleteKvForm) -> ActionResult:
+async def delete_kv(visit: Visit, form: DeleteKvForm) -> ActionResult:
     """Delete a text."""
     async with visit.client(NamesrvAdmin) as admin:
-        done = await admin.delete_kv(asked.namespace, asked.key)
-    return _said(f"{asked.key} is deleted at {', '.join(done.namesrvs)}.", done)
+        done = await admin.delete_kv(form.namespace, form.key)
+    return _result_of(f"{form.key} is deleted at {', '.join(done.namesrvs)}.", done)
 
 
 # ---- Export, import, probe ---------------------------------------------------------------
 
 
-async def export(visit: Visit, asked: NoArguments) -> AsyncIterator[bytes]:
+async def export(visit: Visit, form: NoArguments) -> AsyncIterator[bytes]:
     """Yield the setup of the cluster as a document."""
     async with visit.client(ClusterAdmin) as admin:
         yield write_setup(await admin.export())
 
 
-async def plan_import(visit: Visit, asked: ImportForm) -> ActionPlan:
+async def plan_import(visit: Visit, form: ImportForm) -> ActionPlan:
     """Say which steps set the cluster up as the document says."""
-    _, steps = await _steps(visit, asked)
+    _, steps = await _steps(visit, form)
     counts = Counter(one.action for one in steps)
     shown = [one for one in steps if one.action is not ImportAction.LEAVE]
     changes = sum(counts[one] for one in ImportAction) - counts[ImportAction.LEAVE]
     changes -= counts[ImportAction.CONFLICT]
-    said = ", ".join(f"{counts[one]} × {one.value}" for one in ImportAction if counts[one])
+    steps_text = ", ".join(f"{counts[one]} × {one.value}" for one in ImportAction if counts[one])
     rest = len(shown) - SHOWN_STEPS
-    loses = asked.force or counts[ImportAction.DELETE]
+    loses = form.force or counts[ImportAction.DELETE]
     return ActionPlan(
-        summary=f"Steps: {said}." if changes else f"Nothing changes: {said or 'it is empty'}.",
+        summary=f"Steps: {steps_text}."
+        if changes
+        else f"Nothing changes: {steps_text or 'it is empty'}.",
         details=(f"{rest} further steps are not shown.",) if rest > 0 else (),
         table=_steps_table(shown[:SHOWN_STEPS]) if shown else None,
         warning="Conflicts are left as they are." if counts[ImportAction.CONFLICT] else "",
@@ -419,9 +421,9 @@ async def plan_import(visit: Visit, asked: ImportForm) -> ActionPlan:
     )
 
 
-async def carry_out(visit: Visit, asked: ImportForm) -> ActionResult:
+async def carry_out(visit: Visit, form: ImportForm) -> ActionResult:
     """Set the cluster up as the document says."""
-    setup, steps = await _steps(visit, asked)
+    setup, steps = await _steps(visit, form)
     async with visit.client(ClusterAdmin) as admin:
         done = await admin.carry_out(setup, steps)
     left = [one for one in steps if one.action is ImportAction.CONFLICT]
@@ -432,10 +434,10 @@ async def carry_out(visit: Visit, asked: ImportForm) -> ActionResult:
     )
 
 
-async def _steps(visit: Visit, asked: ImportForm) -> tuple[ClusterSetup, list[ImportStep]]:
-    setup = read_setup(asked.document.encode(), "the document")
+async def _steps(visit: Visit, form: ImportForm) -> tuple[ClusterSetup, list[ImportStep]]:
+    setup = read_setup(form.document.encode(), "the document")
     async with visit.client(ClusterAdmin) as admin:
-        return setup, await admin.plan_import(setup, prune=asked.prune, force=asked.force)
+        return setup, await admin.plan_import(setup, prune=form.prune, force=form.force)
 
 
 def _steps_table(steps: Sequence[ImportStep]) -> ActionTable:
@@ -448,21 +450,21 @@ def _steps_table(steps: Sequence[ImportStep]) -> ActionTable:
     )
 
 
-async def plan_probe(visit: Visit, asked: ProbeForm) -> ActionPlan:
+async def plan_probe(visit: Visit, form: ProbeForm) -> ActionPlan:
     """Say where test messages go."""
     async with visit.client(HaAdmin) as admin:
         names = sorted(one.broker_name for one in (await admin.cluster()).brokers)
     return ActionPlan(
-        summary=f"{asked.count} test messages go to each of {len(names)} broker groups: "
+        summary=f"{form.count} test messages go to each of {len(names)} broker groups: "
         f"{', '.join(names)}.",
         details=("They go to the topic SELF_TEST_TOPIC, which is made where it is missing.",),
     )
 
 
-async def probe(visit: Visit, asked: ProbeForm) -> ActionResult:
+async def probe(visit: Visit, form: ProbeForm) -> ActionResult:
     """Send test messages, and measure them."""
     async with visit.client(ProbeClient) as client:
-        found = [one async for one in client.probe_brokers(asked.count)]
+        found = [one async for one in client.probe_brokers(form.count)]
     failed = sum(one.status is not SendStatus.SEND_OK for one in found)
     rows = [
         (

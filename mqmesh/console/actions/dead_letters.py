@@ -72,9 +72,9 @@ class ResendForm(LetterChoice, frozen=True, kw_only=True):
     force: Annotated[bool, msgspec.Meta(title="Also those that were resent before")] = False
 
 
-async def plan_resend(visit: Visit, asked: ResendForm) -> ActionPlan:
+async def plan_resend(visit: Visit, form: ResendForm) -> ActionPlan:
     """Say which ones would be resent, and which were before."""
-    outcomes = await _resend(visit, asked, dry_run=True)
+    outcomes = await _resend(visit, form, dry_run=True)
     counts = _counts(outcomes)
     resent = counts[ResendStatus.RESENT]
     details = ["Each has all its retries again."]
@@ -84,12 +84,12 @@ async def plan_resend(visit: Visit, asked: ResendForm) -> ActionPlan:
         missing = counts[ResendStatus.GONE] + counts[ResendStatus.REFUSED]
         details.append(f"{missing:,} cannot be resent.")
     warning = ""
-    if asked.target != "the group alone":
+    if form.target != "the group alone":
         warning = "Other groups that consumed them already get them once more."
-    elif asked.force:
+    elif form.force:
         warning = "Those that were resent before come to the group once more."
     return ActionPlan(
-        summary=f"{resent:,} dead letters of group {asked.group} are resent to {asked.target}."
+        summary=f"{resent:,} dead letters of group {form.group} are resent to {form.target}."
         if resent
         else "None of them can be resent.",
         details=tuple(details),
@@ -99,9 +99,9 @@ async def plan_resend(visit: Visit, asked: ResendForm) -> ActionPlan:
     )
 
 
-async def resend(visit: Visit, asked: ResendForm) -> ActionResult:
+async def resend(visit: Visit, form: ResendForm) -> ActionResult:
     """Resend dead letters."""
-    outcomes = await _resend(visit, asked, dry_run=False)
+    outcomes = await _resend(visit, form, dry_run=False)
     counts = _counts(outcomes)
     parts = [f"{counts[ResendStatus.RESENT]:,} resent"]
     if counts[ResendStatus.ALREADY_RESENT]:
@@ -114,44 +114,44 @@ async def resend(visit: Visit, asked: ResendForm) -> ActionResult:
         summary=", ".join(parts),
         table=_others(outcomes),
         ok=not counts[ResendStatus.REFUSED],
-        next=f"/dead-letters/{segment(asked.group)}",
+        next=f"/dead-letters/{segment(form.group)}",
     )
 
 
-async def plan_purge(visit: Visit, asked: GroupArguments) -> ActionPlan:
+async def plan_purge(visit: Visit, form: GroupArguments) -> ActionPlan:
     """Say how many are lost."""
     async with visit.client(DeadLetterClient) as client:
-        found = (await client.overview()).get(asked.group)
+        found = (await client.overview()).get(form.group)
     if found is None:
-        return ActionPlan(summary=f"Group {asked.group} has no dead letters.", possible=False)
+        return ActionPlan(summary=f"Group {form.group} has no dead letters.", possible=False)
     return ActionPlan(
-        summary=f"All dead letters of group {asked.group} are deleted on every broker.",
+        summary=f"All dead letters of group {form.group} are deleted on every broker.",
         details=("Export them first if anybody may need them.",),
         warning=f"{found.count:,} messages are lost.",
-        typed=asked.group,
+        typed=form.group,
     )
 
 
-async def purge(visit: Visit, asked: GroupArguments) -> ActionResult:
+async def purge(visit: Visit, form: GroupArguments) -> ActionResult:
     """Delete all dead letters of a group."""
     async with visit.client(DeadLetterClient) as client:
-        count = await client.purge(asked.group)
+        count = await client.purge(form.group)
     return ActionResult(
-        summary=f"{count:,} dead letters of group {asked.group} are deleted.",
+        summary=f"{count:,} dead letters of group {form.group} are deleted.",
         next="/dead-letters",
     )
 
 
-async def json_lines(visit: Visit, asked: LetterChoice) -> AsyncIterator[bytes]:
+async def json_lines(visit: Visit, form: LetterChoice) -> AsyncIterator[bytes]:
     """Yield dead letters as `mqmesh dlq export` writes them: a line of JSON each."""
-    async for view in _views(visit, asked):
+    async for view in _views(visit, form):
         yield msgspec.json.encode(view) + b"\n"
 
 
-async def csv_rows(visit: Visit, asked: LetterChoice) -> AsyncIterator[bytes]:
+async def csv_rows(visit: Visit, form: LetterChoice) -> AsyncIterator[bytes]:
     """Yield dead letters as CSV with a heading; a body that is no text is in ``body_base64``."""
     heading = _csv(COLUMNS)
-    async for view in _views(visit, asked):
+    async for view in _views(visit, form):
         yield heading + _csv(_cells(view))
         heading = b""
     yield heading  # of none
@@ -163,11 +163,11 @@ async def csv_rows(visit: Visit, asked: LetterChoice) -> AsyncIterator[bytes]:
 _Outcome = tuple[DeadLetter, ResendResult]
 
 
-async def _resend(visit: Visit, asked: ResendForm, *, dry_run: bool) -> list[_Outcome]:
-    if asked.found:
-        places = [one.place for one in (await newest_letters(visit, asked))[0]]
+async def _resend(visit: Visit, form: ResendForm, *, dry_run: bool) -> list[_Outcome]:
+    if form.found:
+        places = [one.place for one in (await newest_letters(visit, form))[0]]
     else:
-        places = asked.chosen.split(",") if asked.chosen else []
+        places = form.chosen.split(",") if form.chosen else []
     if not 1 <= len(places) <= MAX_CHOSEN:
         raise InvalidArgument(f"choose 1 to {MAX_CHOSEN:,} dead letters, not {len(places):,}")
     letters = [_letter(one) for one in dict.fromkeys(places)]
@@ -175,10 +175,10 @@ async def _resend(visit: Visit, asked: ResendForm, *, dry_run: bool) -> list[_Ou
         return [
             one
             async for one in client.resend(
-                asked.group,
+                form.group,
                 letters,
-                target=_TARGETS[asked.target],
-                force=asked.force,
+                target=_TARGETS[form.target],
+                force=form.force,
                 dry_run=dry_run,
             )
         ]
@@ -223,10 +223,10 @@ def _utc(at_ms: int) -> str:
 
 
 async def _views(
-    visit: Visit, asked: LetterChoice
+    visit: Visit, form: LetterChoice
 ) -> AsyncIterator[DeadLetterView | UndecodableView]:
     async with visit.client(DeadLetterClient) as client:
-        async for letter in client.scan(asked.group, letter_filter(visit, asked)):
+        async for letter in client.scan(form.group, letter_filter(visit, form)):
             view = dead_letter_view(letter)
             yield view if visit.config.allow_body_view else _without_body(view)
 

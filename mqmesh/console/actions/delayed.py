@@ -13,27 +13,28 @@ class CancelForm(msgspec.Struct, frozen=True, kw_only=True):
     message_id: MessageId
 
 
-async def plan_cancel(visit: Visit, asked: CancelForm) -> ActionPlan:
+async def plan_cancel(visit: Visit, form: CancelForm) -> ActionPlan:
     """Say what is never delivered."""
     async with visit.client(TrackClient) as client:
-        track = await client.track(asked.message_id)
+        track = await client.track(form.message_id)
     if not track.due_ms and all(not one.due_ms for one in track.tracks):
         return ActionPlan(
-            summary=f"Message {asked.message_id} does not wait: it was delivered, or never was "
+            summary=f"Message {form.message_id} does not wait: it was delivered, or never was "
             "delayed.",
             possible=False,
         )
     topic = track.copies[0].topic
     return ActionPlan(
-        summary=f"Message {asked.message_id} to topic {topic} is cancelled.",
+        summary=f"Message {form.message_id} to topic {topic} is cancelled.",
         warning="It is never delivered.",
     )
 
 
-async def cancel(visit: Visit, asked: CancelForm) -> ActionResult:
+async def cancel(visit: Visit, form: CancelForm) -> ActionResult:
     """Cancel a delayed message."""
     async with visit.client(DelayClient) as client:
-        where = await client.cancel(asked.message_id)
+        where = await client.cancel(form.message_id)
     return ActionResult(
-        summary=f"Message {asked.message_id} is cancelled at {', '.join(where)}.", next="/delayed"
+        summary=f"Message {form.message_id} is cancelled at {', '.join(where)}.",
+        next="/delayed",
     )

@@ -152,23 +152,23 @@ class CloneForm(msgspec.Struct, frozen=True, kw_only=True):
     topic: Annotated[Text, msgspec.Meta(title="Topic", description="Empty for all topics.")] = ""
 
 
-async def plan_create(visit: Visit, asked: NewGroupForm) -> ActionPlan:
+async def plan_create(visit: Visit, form: NewGroupForm) -> ActionPlan:
     """Say what the new group is."""
-    check_consumer_group(asked.group)
-    check_group_policies(_config(asked))
-    if await _configs(visit, asked.group):
-        raise InvalidArgument(f"there is a group {asked.group!r} already")
+    check_consumer_group(form.group)
+    check_group_policies(_config(form))
+    if await _configs(visit, form.group):
+        raise InvalidArgument(f"there is a group {form.group!r} already")
     return ActionPlan(
-        summary=f"Group {asked.group} is made on all brokers.", details=_settings(asked)
+        summary=f"Group {form.group} is made on all brokers.", details=_settings(form)
     )
 
 
-async def create(visit: Visit, asked: NewGroupForm) -> ActionResult:
+async def create(visit: Visit, form: NewGroupForm) -> ActionResult:
     """Create a group."""
     async with visit.client(GroupAdmin) as admin:
-        made = await admin.create_group(_config(asked))
+        made = await admin.create_group(_config(form))
     return ActionResult(
-        summary=f"Group {asked.group} is there, on {', '.join(sorted(made))}.", next="/groups"
+        summary=f"Group {form.group} is there, on {', '.join(sorted(made))}.", next="/groups"
     )
 
 
@@ -178,58 +178,59 @@ async def initial_settings(visit: Visit, fixed: dict[str, str]) -> dict[str, Any
     return msgspec.structs.asdict(now)
 
 
-async def plan_settings(visit: Visit, asked: GroupForm) -> ActionPlan:
+async def plan_settings(visit: Visit, form: GroupForm) -> ActionPlan:
     """Say what changes, broker by broker."""
-    wanted = msgspec.structs.asdict(asked)
-    check_group_policies(_config(asked))
+    wanted = msgspec.structs.asdict(form)
+    check_group_policies(_config(form))
     changes = [
         (name, field.replace("_", " "), str(before), str(wanted[field]))
-        for name, now in sorted((await _known(visit, asked.group)).items())
+        for name, now in sorted((await _known(visit, form.group)).items())
         for field, before in msgspec.structs.asdict(now).items()
         if field in wanted and before != wanted[field]
     ]
     if not changes:
         return ActionPlan(summary="Nothing changes.", possible=False)
     return ActionPlan(
-        summary=f"Group {asked.group} changes.",
+        summary=f"Group {form.group} changes.",
         table=ActionTable(columns=("Broker", "Setting", "Now", "Then"), rows=list(changes)),
-        warning="" if asked.consume_enable else "Its members get no more messages.",
+        warning="" if form.consume_enable else "Its members get no more messages.",
     )
 
 
-async def put_settings(visit: Visit, asked: GroupForm) -> ActionResult:
+async def put_settings(visit: Visit, form: GroupForm) -> ActionResult:
     """Change the settings of a group."""
-    wanted = msgspec.structs.asdict(asked)
+    wanted = msgspec.structs.asdict(form)
     changed = {
         name: msgspec.structs.replace(now, **wanted)
-        for name, now in (await _known(visit, asked.group)).items()
+        for name, now in (await _known(visit, form.group)).items()
     }
     async with visit.client(GroupAdmin) as admin:
         await admin.put_group(changed)
-    return ActionResult(summary=f"Group {asked.group} has its new settings.")
+    return ActionResult(summary=f"Group {form.group} has its new settings.")
 
 
-async def plan_delete(visit: Visit, asked: DeleteGroupForm) -> ActionPlan:
+async def plan_delete(visit: Visit, form: DeleteGroupForm) -> ActionPlan:
     """Say what is forgotten."""
     async with visit.client(GroupAdmin) as admin:
-        progress = await admin.progress(asked.group)
+        progress = await admin.progress(form.group)
     if progress.members:
         return ActionPlan(
-            summary=f"Group {asked.group} has {progress.members} members: stop them first.",
+            summary=f"Group {form.group} has {progress.members} members: stop them first.",
             possible=False,
         )
     lost = f"It forgets where it is: {progress.lag:,} messages are not done."
-    if asked.remove_topics:
+    if form.remove_topics:
         lost += f" Its {progress.dead:,} dead letters are lost."
-    return ActionPlan(summary=f"Group {asked.group} is deleted.", warning=lost, typed=asked.group)
+    return ActionPlan(summary=f"Group {form.group} is deleted.", warning=lost, typed=form.group)
 
 
-async def delete(visit: Visit, asked: DeleteGroupForm) -> ActionResult:
+async def delete(visit: Visit, form: DeleteGroupForm) -> ActionResult:
     """Delete a group."""
     async with visit.client(GroupAdmin) as admin:
-        where = await admin.delete_group(asked.group, remove_topics=asked.remove_topics)
+        where = await admin.delete_group(form.group, remove_topics=form.remove_topics)
     return ActionResult(
-        summary=f"Group {asked.group} is deleted from {', '.join(sorted(where))}.", next="/groups"
+        summary=f"Group {form.group} is deleted from {', '.join(sorted(where))}.",
+        next="/groups",
     )
 
 
@@ -241,107 +242,107 @@ async def initial_topic(visit: Visit, fixed: dict[str, str]) -> dict[str, Any]:
     return {"topic": Choices(topics[0] if topics else "", tuple(topics))}
 
 
-async def plan_reset(visit: Visit, asked: ResetForm) -> ActionPlan:
+async def plan_reset(visit: Visit, form: ResetForm) -> ActionPlan:
     """Say which messages come again, and which never come."""
-    moves = await _reset(visit, asked, dry_run=True)
-    return _plan_of(moves, f"Group {asked.group} goes on at {_place(asked)} in {asked.topic}")
+    moves = await _reset(visit, form, dry_run=True)
+    return _plan_of(moves, f"Group {form.group} goes on at {_place(form)} in {form.topic}")
 
 
-async def reset(visit: Visit, asked: ResetForm) -> ActionResult:
+async def reset(visit: Visit, form: ResetForm) -> ActionResult:
     """Move offsets."""
-    return _result_of(await _reset(visit, asked, dry_run=False), asked.group)
+    return _result_of(await _reset(visit, form, dry_run=False), form.group)
 
 
-async def plan_pause(visit: Visit, asked: PauseForm) -> ActionPlan:
+async def plan_pause(visit: Visit, form: PauseForm) -> ActionPlan:
     """Say what a pause does."""
-    await _known(visit, asked.group)
-    span = f"for {asked.minutes:,} minutes" if asked.minutes else "until somebody resumes it"
-    of = f"of {asked.topic} " if asked.topic else ""
+    await _known(visit, form.group)
+    span = f"for {form.minutes:,} minutes" if form.minutes else "until somebody resumes it"
+    of = f"of {form.topic} " if form.topic else ""
     return ActionPlan(
-        summary=f"Group {asked.group} gets no messages {of}{span}.",
+        summary=f"Group {form.group} gets no messages {of}{span}.",
         details=("Members keep running, and do what they have got already.",),
     )
 
 
-async def pause(visit: Visit, asked: PauseForm) -> ActionResult:
+async def pause(visit: Visit, form: PauseForm) -> ActionResult:
     """Pause a group."""
-    until_ms = visit.clock.wall_ms() + asked.minutes * 60_000 if asked.minutes else FOREVER_MS
+    until_ms = visit.clock.wall_ms() + form.minutes * 60_000 if form.minutes else FOREVER_MS
     async with visit.client(GroupAdmin) as admin:
-        await admin.pause_group(asked.group, asked.topic, until_ms=until_ms)
-    return ActionResult(summary=f"Group {asked.group} is paused.")
+        await admin.pause_group(form.group, form.topic, until_ms=until_ms)
+    return ActionResult(summary=f"Group {form.group} is paused.")
 
 
-async def plan_resume(visit: Visit, asked: ResumeForm) -> ActionPlan:
+async def plan_resume(visit: Visit, form: ResumeForm) -> ActionPlan:
     """Say which pauses end."""
     now_ms = visit.clock.wall_ms()
-    known = await _known(visit, asked.group)
-    if not any(paused(one, 0, asked.topic, now_ms) != one for one in known.values()):
+    known = await _known(visit, form.group)
+    if not any(paused(one, 0, form.topic, now_ms) != one for one in known.values()):
         return ActionPlan(summary="Nothing of that is paused.", possible=False)
-    return ActionPlan(summary=f"Group {asked.group} goes on{_of(asked.topic)} at once.")
+    return ActionPlan(summary=f"Group {form.group} goes on{_of(form.topic)} at once.")
 
 
-async def resume(visit: Visit, asked: ResumeForm) -> ActionResult:
+async def resume(visit: Visit, form: ResumeForm) -> ActionResult:
     """Let a paused group go on."""
     async with visit.client(GroupAdmin) as admin:
-        await admin.resume_group(asked.group, asked.topic)
-    return ActionResult(summary=f"Group {asked.group} goes on{_of(asked.topic)}.")
+        await admin.resume_group(form.group, form.topic)
+    return ActionResult(summary=f"Group {form.group} goes on{_of(form.topic)}.")
 
 
 def _of(topic: str) -> str:
     return f" with {topic}" if topic else ""
 
 
-async def plan_skip(visit: Visit, asked: SkipForm) -> ActionPlan:
+async def plan_skip(visit: Visit, form: SkipForm) -> ActionPlan:
     """Say what is skipped."""
     async with visit.client(GroupAdmin) as admin:
-        moves = await admin.skip_backlog(asked.group, asked.topic, dry_run=True)
-    plan = _plan_of(moves, f"Group {asked.group} goes on behind the last message")
-    return msgspec.structs.replace(plan, typed=asked.group) if plan.possible else plan
+        moves = await admin.skip_backlog(form.group, form.topic, dry_run=True)
+    plan = _plan_of(moves, f"Group {form.group} goes on behind the last message")
+    return msgspec.structs.replace(plan, typed=form.group) if plan.possible else plan
 
 
-async def skip(visit: Visit, asked: SkipForm) -> ActionResult:
+async def skip(visit: Visit, form: SkipForm) -> ActionResult:
     """Skip the backlog of a group."""
     async with visit.client(GroupAdmin) as admin:
-        moves = await admin.skip_backlog(asked.group, asked.topic)
-    return _result_of(moves, asked.group)
+        moves = await admin.skip_backlog(form.group, form.topic)
+    return _result_of(moves, form.group)
 
 
-async def plan_clone(visit: Visit, asked: CloneForm) -> ActionPlan:
+async def plan_clone(visit: Visit, form: CloneForm) -> ActionPlan:
     """Say where the other group goes on."""
     async with visit.client(GroupAdmin) as admin:
-        moves = await admin.clone_offset(asked.group, asked.target, asked.topic, dry_run=True)
-    return _plan_of(moves, f"Group {asked.target} goes on where {asked.group} is")
+        moves = await admin.clone_offset(form.group, form.target, form.topic, dry_run=True)
+    return _plan_of(moves, f"Group {form.target} goes on where {form.group} is")
 
 
-async def clone(visit: Visit, asked: CloneForm) -> ActionResult:
+async def clone(visit: Visit, form: CloneForm) -> ActionResult:
     """Let another group go on where this one is."""
     async with visit.client(GroupAdmin) as admin:
-        moves = await admin.clone_offset(asked.group, asked.target, asked.topic)
-    return _result_of(moves, asked.target)
+        moves = await admin.clone_offset(form.group, form.target, form.topic)
+    return _result_of(moves, form.target)
 
 
-async def _reset(visit: Visit, asked: ResetForm, *, dry_run: bool) -> OffsetMoves:
-    where = _WHERE[asked.to]
+async def _reset(visit: Visit, form: ResetForm, *, dry_run: bool) -> OffsetMoves:
+    where = _WHERE[form.to]
     at_ms = 0
     if where is ResetWhere.TIMESTAMP:
-        at_ms = parse_time(asked.time, visit.clock.wall_ms(), "time")
+        at_ms = parse_time(form.time, visit.clock.wall_ms(), "time")
     async with visit.client(GroupAdmin) as admin:
         return await admin.reset_offset(
-            asked.group,
-            asked.topic,
+            form.group,
+            form.topic,
             where,
             timestamp_ms=at_ms,
-            queue_offset=asked.offset if where is ResetWhere.OFFSET else -1,
-            queue_id=asked.queue_id,
-            broker_name=asked.broker_name,
+            queue_offset=form.offset if where is ResetWhere.OFFSET else -1,
+            queue_id=form.queue_id,
+            broker_name=form.broker_name,
             dry_run=dry_run,
         )
 
 
-def _place(asked: ResetForm) -> str:
-    if asked.to == "a time":
-        return f"{asked.time} ago" if asked.time[-1:].isalpha() else asked.time
-    return f"offset {asked.offset:,}" if asked.to == "an offset" else asked.to
+def _place(form: ResetForm) -> str:
+    if form.to == "a time":
+        return f"{form.time} ago" if form.time[-1:].isalpha() else form.time
+    return f"offset {form.offset:,}" if form.to == "an offset" else form.to
 
 
 def _plan_of(moves: OffsetMoves, sentence: str) -> ActionPlan:
@@ -350,8 +351,10 @@ def _plan_of(moves: OffsetMoves, sentence: str) -> ActionPlan:
         return ActionPlan(summary="No offset changes.", possible=False)
     return ActionPlan(
         summary=f"{sentence}: {moves.reread:,} messages are read again, {moves.skipped:,} skipped.",
-        details=(f"Members that give up what they hold, and go on there: {moves.members_told}.",)
-        if moves.members_told
+        details=(
+            f"Members that give up what they hold, and go on there: {moves.members_notified}.",
+        )
+        if moves.members_notified
         else (),
         table=_table(moves),
         warning=f"{moves.skipped:,} messages never come to the group." if moves.skipped else "",
@@ -384,12 +387,12 @@ def _table(moves: OffsetMoves) -> ActionTable:
     )
 
 
-def _config(asked: NewGroupForm | GroupForm) -> GroupConfig:
-    return GroupConfig(**msgspec.structs.asdict(asked))
+def _config(form: NewGroupForm | GroupForm) -> GroupConfig:
+    return GroupConfig(**msgspec.structs.asdict(form))
 
 
-def _settings(asked: NewGroupForm) -> tuple[str, ...]:
-    retries = "as consumers say" if asked.retry_max_times < 0 else str(asked.retry_max_times)
+def _settings(form: NewGroupForm) -> tuple[str, ...]:
+    retries = "as consumers say" if form.retry_max_times < 0 else str(form.retry_max_times)
     return (f"Retries: {retries}.",)
 
 

@@ -36,7 +36,7 @@ class HandToForm(msgspec.Struct, frozen=True, kw_only=True):
     ]
 
 
-async def body(visit: Visit, asked: MessageArguments) -> AsyncIterator[bytes]:
+async def body(visit: Visit, form: MessageArguments) -> AsyncIterator[bytes]:
     """Yield the body of a message.
 
     Raises:
@@ -44,7 +44,7 @@ async def body(visit: Visit, asked: MessageArguments) -> AsyncIterator[bytes]:
     """
     check_bodies_shown(visit)
     async with visit.client(QueryClient) as client:
-        whole = bytes((await stored_message(client, asked.message_id)).body)
+        whole = bytes((await stored_message(client, form.message_id)).body)
     for begin in range(0, len(whole), PART_BYTES):
         yield whole[begin : begin + PART_BYTES]
 
@@ -62,11 +62,11 @@ async def initial_member(visit: Visit, fixed: dict[str, str]) -> dict[str, Any]:
     return {"member": Choices(found[0], tuple(found))} if found else {}
 
 
-async def plan_hand_to(visit: Visit, asked: HandToForm) -> ActionPlan:
+async def plan_hand_to(visit: Visit, form: HandToForm) -> ActionPlan:
     """Say who gets the message."""
-    group, client_id = _member(asked)
+    group, client_id = _member(form)
     async with visit.client(QueryClient) as client:
-        found = await stored_message(client, asked.message_id)
+        found = await stored_message(client, form.message_id)
     return ActionPlan(
         summary=f"Message {found.message_id} of topic {found.topic} is handed to one member of "
         f"group {group}: {client_id}.",
@@ -78,11 +78,11 @@ async def plan_hand_to(visit: Visit, asked: HandToForm) -> ActionPlan:
     )
 
 
-async def hand_to(visit: Visit, asked: HandToForm) -> ActionResult:
+async def hand_to(visit: Visit, form: HandToForm) -> ActionResult:
     """Have a member consume the message."""
-    group, client_id = _member(asked)
+    group, client_id = _member(form)
     async with visit.client(MemberClient) as client:
-        done = await client.hand_to(asked.message_id, group, client_id)
+        done = await client.hand_to(form.message_id, group, client_id)
     return ActionResult(
         summary=f"{done.result} after {done.took_ms:,} ms",
         details=(done.text,) if done.text else (),
@@ -90,8 +90,8 @@ async def hand_to(visit: Visit, asked: HandToForm) -> ActionResult:
     )
 
 
-def _member(asked: HandToForm) -> tuple[str, str]:
-    group, _, client_id = asked.member.partition(" ")
+def _member(form: HandToForm) -> tuple[str, str]:
+    group, _, client_id = form.member.partition(" ")
     if not client_id:
-        raise InvalidArgument(f"member {asked.member!r} is not a group and a client")
+        raise InvalidArgument(f"member {form.member!r} is not a group and a client")
     return group, client_id

@@ -12,6 +12,7 @@ from mqmesh.message import Message, check_topic
 from mqmesh.message_checks import check_messages
 from mqmesh.protocol.route import MAX_QUEUES_PER_TOPIC, TopicConfig
 from mqmesh.sdk.admin.views.topics import PERMS, topic_view
+from mqmesh.sdk.client.options import WHOLE_CLUSTER
 from mqmesh.units import MIB
 from mqmesh.user_times import parse_duration
 
@@ -100,25 +101,25 @@ class SendForm(msgspec.Struct, frozen=True, kw_only=True):
     ] = ""
 
 
-async def plan_create(visit: Visit, asked: NewTopicForm) -> ActionPlan:
+async def plan_create(visit: Visit, form: NewTopicForm) -> ActionPlan:
     """Say what the new topic is."""
-    check_topic(asked.topic)
+    check_topic(form.topic)
     async with visit.client(AdminClient) as admin:
         brokers = {one.broker_name for one in (await admin.cluster()).brokers}
-        if asked.topic in await admin.topics():
-            raise InvalidArgument(f"there is a topic {asked.topic!r} already")
+        if form.topic in await admin.topics():
+            raise InvalidArgument(f"there is a topic {form.topic!r} already")
     return ActionPlan(
-        summary=f"Topic {asked.topic} is made with {asked.queues} queues on each of "
+        summary=f"Topic {form.topic} is made with {form.queues} queues on each of "
         f"{len(brokers)} broker groups: {', '.join(sorted(brokers))}."
     )
 
 
-async def create(visit: Visit, asked: NewTopicForm) -> ActionResult:
+async def create(visit: Visit, form: NewTopicForm) -> ActionResult:
     """Create a topic."""
     async with visit.client(AdminClient) as admin:
-        made = await admin.create_topic(asked.topic, queues=asked.queues, order=asked.order)
+        made = await admin.create_topic(form.topic, queues=form.queues, order=form.order)
     return ActionResult(
-        summary=f"Topic {asked.topic} is there, on {', '.join(sorted(made))}.", next="/topics"
+        summary=f"Topic {form.topic} is there, on {', '.join(sorted(made))}.", next="/topics"
     )
 
 
@@ -134,100 +135,103 @@ async def initial_settings(visit: Visit, fixed: dict[str, str]) -> dict[str, Any
     }
 
 
-async def plan_settings(visit: Visit, asked: TopicForm) -> ActionPlan:
+async def plan_settings(visit: Visit, form: TopicForm) -> ActionPlan:
     """Say what changes, broker by broker."""
     changes = []
     fewer = False
-    for now in topic_view(asked.topic, await _configs(visit, asked.topic)).brokers:
+    for now in topic_view(form.topic, await _configs(visit, form.topic)).brokers:
         name = now.broker_name
-        more = asked.queues - now.write_queue_nums
+        more = form.queues - now.write_queue_nums
         if more:
             changes.append(f"{name}: {abs(more)} {'more' if more > 0 else 'fewer'} queues")
-        if asked.perm != now.perm:
-            changes.append(f"{name}: permissions {now.perm} become {asked.perm}")
-        if asked.order != now.order:
-            changes.append(f"{name}: {'ordered' if asked.order else 'no more ordered'}")
-        if asked.retention_ms != now.retention_ms:
-            changes.append(f"{name}: readers see messages of {asked.retention or 'any time'}")
-        if asked.retention_messages != now.retention_messages:
-            number = f"{asked.retention_messages:,}" if asked.retention_messages else "all"
+        if form.perm != now.perm:
+            changes.append(f"{name}: permissions {now.perm} become {form.perm}")
+        if form.order != now.order:
+            changes.append(f"{name}: {'ordered' if form.order else 'no more ordered'}")
+        if form.retention_ms != now.retention_ms:
+            changes.append(f"{name}: readers see messages of {form.retention or 'any time'}")
+        if form.retention_messages != now.retention_messages:
+            number = f"{form.retention_messages:,}" if form.retention_messages else "all"
             changes.append(f"{name}: readers see {number} messages of each queue")
-        fewer |= more < 0 or ("r" not in asked.perm)
+        fewer |= more < 0 or ("r" not in form.perm)
     if not changes:
         return ActionPlan(summary="Nothing changes.", possible=False)
     warning = "Messages in queues that are taken away wait until the queues come back."
     return ActionPlan(
-        summary=f"Topic {asked.topic} changes.",
+        summary=f"Topic {form.topic} changes.",
         details=tuple(changes),
         warning=warning if fewer else "",
     )
 
 
-async def put_settings(visit: Visit, asked: TopicForm) -> ActionResult:
+async def put_settings(visit: Visit, form: TopicForm) -> ActionResult:
     """Change the settings of a topic."""
     changed = {
         name: msgspec.structs.replace(
             now,
-            read_queue_nums=asked.queues,
-            write_queue_nums=asked.queues,
-            perm=PERMS[asked.perm].value,
-            order=asked.order,
-            retention_ms=asked.retention_ms,
-            retention_messages=asked.retention_messages,
+            read_queue_nums=form.queues,
+            write_queue_nums=form.queues,
+            perm=PERMS[form.perm].value,
+            order=form.order,
+            retention_ms=form.retention_ms,
+            retention_messages=form.retention_messages,
         )
-        for name, now in (await _configs(visit, asked.topic)).items()
+        for name, now in (await _configs(visit, form.topic)).items()
     }
     async with visit.client(AdminClient) as admin:
         await admin.put_topic(changed)
-    return ActionResult(summary=f"Topic {asked.topic} has {asked.queues} queues on each broker.")
+    return ActionResult(summary=f"Topic {form.topic} has {form.queues} queues on each broker.")
 
 
-async def plan_delete(visit: Visit, asked: TopicArguments) -> ActionPlan:
+async def plan_delete(visit: Visit, form: TopicArguments) -> ActionPlan:
     """Say how many messages are lost."""
     async with visit.client(AdminClient) as admin:
-        stats = await admin.topic_stats(asked.topic)
+        stats = await admin.topic_stats(form.topic)
     messages = sum(
         one.max_queue_offset - one.min_queue_offset
         for of_broker in stats.values()
         for one in of_broker.queues
     )
     return ActionPlan(
-        summary=f"Topic {asked.topic} is deleted from {', '.join(sorted(stats)) or 'no broker'}.",
+        summary=f"Topic {form.topic} is deleted from {', '.join(sorted(stats)) or 'no broker'}.",
         warning=f"Its {messages:,} messages are lost.",
-        typed=asked.topic,
+        typed=form.topic,
     )
 
 
-async def delete(visit: Visit, asked: TopicArguments) -> ActionResult:
+async def delete(visit: Visit, form: TopicArguments) -> ActionResult:
     """Delete a topic."""
     async with visit.client(AdminClient) as admin:
-        done = await admin.delete_topic(asked.topic)
+        done = await admin.delete_topic(form.topic)
     silent = tuple(f"{one} does not answer; it learns it later." for one in done.silent_namesrvs)
-    return ActionResult(summary=f"Topic {asked.topic} is deleted.", details=silent, next="/topics")
+    return ActionResult(summary=f"Topic {form.topic} is deleted.", details=silent, next="/topics")
 
 
-async def plan_send(visit: Visit, asked: SendForm) -> ActionPlan:
+async def plan_send(visit: Visit, form: SendForm) -> ActionPlan:
     """Say what is sent."""
-    message = _message(asked)
-    delay_ms = parse_duration(asked.delay, "delay") if asked.delay else 0
+    message = _message(form)
+    delay_ms = parse_duration(form.delay, "delay") if form.delay else 0
     facts: tuple[str, ...] = (f"{len(message.body):,} bytes",)
     facts += (f"tag {message.tag}",) if message.tag else ()
     facts += (f"keys {', '.join(message.keys)}",) if message.keys else ()
     facts += tuple(f"{name} = {value}" for name, value in (message.properties or {}).items())
     return ActionPlan(
-        summary=f"One message goes to {asked.topic}"
-        + (f", and is delivered after {asked.delay}." if delay_ms else "."),
+        summary=f"One message goes to {form.topic}"
+        + (f", and is delivered after {form.delay}." if delay_ms else "."),
         details=facts,
     )
 
 
-async def send(visit: Visit, asked: SendForm) -> ActionResult:
+async def send(visit: Visit, form: SendForm) -> ActionResult:
     """Send a message."""
-    message = _message(asked)
-    if asked.delay:
-        message = message.delayed_by(parse_duration(asked.delay, "delay"))
+    message = _message(form)
+    if form.delay:
+        message = message.delayed_by(parse_duration(form.delay, "delay"))
     async with Producer(
-        PRODUCER_GROUP, namesrv_addr=visit.namesrv_addr, credentials=visit.user.credentials
+        PRODUCER_GROUP,
+        namesrv_addr=visit.namesrv_addr,
+        credentials=visit.user.credentials,
+        namespace=WHOLE_CLUSTER,
     ) as producer:
         sent = await producer.send(message)
     return ActionResult(
@@ -236,18 +240,22 @@ async def send(visit: Visit, asked: SendForm) -> ActionResult:
     )
 
 
-def _message(asked: SendForm) -> Message:
+def _message(form: SendForm) -> Message:
     properties = {}
-    for line in asked.properties.splitlines():
+    for line in form.properties.splitlines():
         name, equals, value = line.partition("=")
         if line.strip():
             if not equals or not name.strip():
                 raise InvalidArgument(f"property {line[:80]!r} is not of the form name=value")
             properties[name.strip()] = value.strip()
     # A form's line breaks are those of HTTP; people mean their own.
-    body = asked.body.replace("\r\n", "\n").encode("utf-8", "surrogatepass")
+    body = form.body.replace("\r\n", "\n").encode("utf-8", "surrogatepass")
     message = Message(
-        asked.topic, body, asked.tag or None, tuple(asked.keys.split()), properties or None
+        form.topic,
+        body,
+        form.tag or None,
+        tuple(form.keys.split()),
+        properties or None,
     )
     return check_messages([message], max_message_size=MIB)[0]
 

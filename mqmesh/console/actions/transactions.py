@@ -16,9 +16,9 @@ class DecisionForm(msgspec.Struct, frozen=True, kw_only=True):
     message_id: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 
 
-async def plan_commit(visit: Visit, asked: DecisionForm) -> ActionPlan:
+async def plan_commit(visit: Visit, form: DecisionForm) -> ActionPlan:
     """Say where the message goes."""
-    half = await _half(visit, asked)
+    half = await _half(visit, form)
     return ActionPlan(
         summary=f"Message {half.info.message_id} is committed: topic {half.info.topic} gets it.",
         details=_known(half),
@@ -27,9 +27,9 @@ async def plan_commit(visit: Visit, asked: DecisionForm) -> ActionPlan:
     )
 
 
-async def plan_rollback(visit: Visit, asked: DecisionForm) -> ActionPlan:
+async def plan_rollback(visit: Visit, form: DecisionForm) -> ActionPlan:
     """Say that nobody gets the message."""
-    half = await _half(visit, asked)
+    half = await _half(visit, form)
     return ActionPlan(
         summary=f"Message {half.info.message_id} is rolled back: topic {half.info.topic} never "
         "gets it.",
@@ -39,32 +39,32 @@ async def plan_rollback(visit: Visit, asked: DecisionForm) -> ActionPlan:
     )
 
 
-async def commit(visit: Visit, asked: DecisionForm) -> ActionResult:
+async def commit(visit: Visit, form: DecisionForm) -> ActionResult:
     """Commit a half message."""
-    return await _end(visit, asked, Decision.COMMIT, "committed")
+    return await _end(visit, form, Decision.COMMIT, "committed")
 
 
-async def rollback(visit: Visit, asked: DecisionForm) -> ActionResult:
+async def rollback(visit: Visit, form: DecisionForm) -> ActionResult:
     """Roll a half message back."""
-    return await _end(visit, asked, Decision.ROLLBACK, "rolled back")
+    return await _end(visit, form, Decision.ROLLBACK, "rolled back")
 
 
-async def _half(visit: Visit, asked: DecisionForm) -> HalfMessage:
+async def _half(visit: Visit, form: DecisionForm) -> HalfMessage:
     async with visit.client(TransactionAdmin) as admin:
-        return await admin.half_message(asked.message_id)
+        return await admin.half_message(form.message_id)
 
 
 def _known(half: HalfMessage) -> tuple[str, ...]:
     info = half.info
-    asked = f"Group {info.group} was asked about it {info.check_times} times"
+    text = f"Group {info.group} was asked about it {info.check_times} times"
     if half.is_parked:
-        return (f"{asked}, in vain; nobody is asked any more.",)
-    return (f"{asked}; {info.live_members} of its members are connected.",)
+        return (f"{text}, in vain; nobody is asked any more.",)
+    return (f"{text}; {info.live_members} of its members are connected.",)
 
 
-async def _end(visit: Visit, asked: DecisionForm, decision: Decision, done: str) -> ActionResult:
+async def _end(visit: Visit, form: DecisionForm, decision: Decision, done: str) -> ActionResult:
     async with visit.client(TransactionAdmin) as admin:
-        where = await admin.end_half_message(asked.message_id, decision)
+        where = await admin.end_half_message(form.message_id, decision)
     return ActionResult(
-        summary=f"Message {asked.message_id} is {done} at {where}.", next="/transactions"
+        summary=f"Message {form.message_id} is {done} at {where}.", next="/transactions"
     )

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from mqmesh.console.page import ConsolePage, Route
+from mqmesh.console.page import ConsolePage, Route, TableArguments
 from mqmesh.console.queries import clients as queries
 from mqmesh.protocol.commands import Right
 
@@ -16,5 +16,17 @@ ROUTES: Final[tuple[Route, ...]] = (
         arguments=queries.ClientsArguments,
         query=queries.clients,
         about="Producers and consumers: machine, language, version, silence, groups.",
+    ),
+    ConsolePage(
+        path="/gateway",
+        menu="/clients",
+        title="Clients of RocketMQ",
+        right=Right.VIEW,
+        template="gateway.html",
+        arguments=TableArguments,
+        query=queries.gateway_clients,
+        needs_view=True,
+        about="Clients of RocketMQ at the gateways of this machine: user, address, language, "
+        "version, groups, topics, silence.",
     ),
 )

@@ -66,7 +66,7 @@ class ApiRow(msgspec.Struct, frozen=True):
     arguments: list[str]
 
 
-async def about(visit: Visit, asked: NoArguments) -> AboutView:
+async def about(visit: Visit, arguments: NoArguments) -> AboutView:
     """Return versions and licences."""
     software = [
         SoftwareRow(name, metadata.version(name), licence) for name, licence in _PACKAGES.items()
@@ -77,7 +77,7 @@ async def about(visit: Visit, asked: NoArguments) -> AboutView:
     return AboutView(VERSION, software)
 
 
-async def api(visit: Visit, asked: NoArguments) -> list[ApiRow]:
+async def api(visit: Visit, arguments: NoArguments) -> list[ApiRow]:
     """Return the description of the API."""
     return [_api_row(one) for one in sorted(visit.routes, key=lambda one: one.path)]
 

@@ -228,7 +228,7 @@ async def read_list(visit: Visit) -> AccessList:
     return read_access_list(text, "the access list", today_of(visit))
 
 
-async def access(visit: Visit, asked: TableArguments) -> AccessView:
+async def access(visit: Visit, arguments: TableArguments) -> AccessView:
     """Return users, versions, refusals and the end of the audit log."""
     try:
         found = await read_list(visit)
@@ -238,13 +238,13 @@ async def access(visit: Visit, asked: TableArguments) -> AccessView:
         states = await client.access_states()
     today = today_of(visit)
     rows = [_user_row(visit, one, today) for one in found.user]
-    refusals = visit.figures.refusals if visit.figures else {}
+    refusals = visit.readings.refusals if visit.readings else {}
     shown = [
         RefusalRow(node, code, int(count)) for (node, code), count in refusals.items() if count
     ]
     return AccessView(
         version=found.version,
-        users=table_page(rows, asked, ("name", "role", "state", "keys"), sort="name"),
+        users=table_page(rows, arguments, ("name", "role", "state", "keys"), sort="name"),
         states=states,
         is_same=len({(one.version, one.digest) for one in states}) == 1,
         refusals=sorted(shown, key=lambda one: -one.count)[:LATEST],
@@ -257,7 +257,7 @@ def _user_row(visit: Visit, user: User, today: datetime.date) -> UserRow:
     if user.enabled and not user.is_valid(today):
         state = "expired"
     shares = [one.used / one.limit for one in _limits(visit, user) if one.used is not None]
-    held_up = visit.figures.held_up if visit.figures else {}
+    held_up = visit.readings.held_up if visit.readings else {}
     return UserRow(
         name=user.name,
         role=user.role.value,
@@ -272,7 +272,7 @@ def _user_row(visit: Visit, user: User, today: datetime.date) -> UserRow:
 
 def _limits(visit: Visit, user: User) -> list[LimitRow]:
     quota = user.quota or Quota()
-    used = visit.figures.used if visit.figures else None
+    used = visit.readings.used if visit.readings else None
     return [
         LimitRow(
             f"{word} {unit}",
@@ -285,9 +285,9 @@ def _limits(visit: Visit, user: User) -> list[LimitRow]:
     ]
 
 
-async def user(visit: Visit, asked: UserArguments) -> UserDetails:
+async def user(visit: Visit, arguments: UserArguments) -> UserDetails:
     """Return one user."""
-    found = (await read_list(visit)).find(asked.name)
+    found = (await read_list(visit)).find(arguments.name)
     return UserDetails(
         user=_user_row(visit, found, today_of(visit)),
         brokers=found.brokers,
@@ -304,23 +304,23 @@ def _rule_rows(effect: str, rules: list[Rule]) -> list[RuleRow]:
     ]
 
 
-async def check(visit: Visit, asked: CheckArguments) -> CheckView:
+async def check(visit: Visit, arguments: CheckArguments) -> CheckView:
     """Return whether a user may do something, and by which rule."""
     found = await read_list(visit)
     names = sorted(one.name for one in found.user)
-    if not asked.user:
+    if not arguments.user:
         return CheckView(names, [])
-    if not asked.topic and not asked.group:
+    if not arguments.topic and not arguments.group:
         raise InvalidArgument("say a topic, or a group, or both")
-    found.find(asked.user)
+    found.find(arguments.user)
     permissions = Permissions(found, today_of(visit))
     answers = []
-    if asked.topic:
-        one = permissions.topic(asked.user, asked.action, asked.topic)
-        answers.append(CheckRow(f"topic {asked.topic}", one.allowed, one.reason))
-    if asked.group:
-        one = permissions.group(asked.user, asked.action, asked.group)
-        answers.append(CheckRow(f"group {asked.group}", one.allowed, one.reason))
+    if arguments.topic:
+        one = permissions.topic(arguments.user, arguments.action, arguments.topic)
+        answers.append(CheckRow(f"topic {arguments.topic}", one.allowed, one.reason))
+    if arguments.group:
+        one = permissions.group(arguments.user, arguments.action, arguments.group)
+        answers.append(CheckRow(f"group {arguments.group}", one.allowed, one.reason))
     return CheckView(names, answers)
 
 
@@ -329,7 +329,7 @@ def may_audit(visit: Visit) -> bool:
     return visit.sees_all and visit.rights.may(Right.ADMIN)
 
 
-async def audit(visit: Visit, asked: AuditArguments) -> TablePage[AuditLine]:
+async def audit(visit: Visit, arguments: AuditArguments) -> TablePage[AuditLine]:
     """Return one page of the audit log."""
     if not may_audit(visit):
         raise NoPermission("the audit log is for administrators")
@@ -342,12 +342,12 @@ async def audit(visit: Visit, asked: AuditArguments) -> TablePage[AuditLine]:
     lines = [
         one
         for one in audit_lines(visit)
-        if asked.kind == "all" or (one.result == "SUCCESS") is (asked.kind == "done")
+        if arguments.kind == "all" or (one.result == "SUCCESS") is (arguments.kind == "done")
     ]
     is_cut = path.stat().st_size > AUDIT_BYTES
     return table_page(
         lines,
-        asked,
+        arguments,
         ("user", "server", "command", "topics", "groups", "result", "remark", "what"),
         sort="-time",
         cut="older lines are in the file audit.jsonl only" if is_cut else "",

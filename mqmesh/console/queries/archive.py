@@ -124,7 +124,7 @@ class FoundView(msgspec.Struct, frozen=True):
     cut: str = ""
 
 
-async def archive(visit: Visit, asked: TableArguments) -> ArchiveView:
+async def archive(visit: Visit, arguments: TableArguments) -> ArchiveView:
     """Return the snapshots of brokers whose directory is on this machine."""
     rows: list[SnapshotRow] = []
     async with visit.client(BrokerAdmin) as admin:
@@ -136,7 +136,7 @@ async def archive(visit: Visit, asked: TableArguments) -> ArchiveView:
                     rows += await asyncio.to_thread(_rows_of, root, broker_name)
     once = {one.name: one for one in rows}.values()
     searched = ("name", "broker_name", "problem")
-    table = table_page(once, asked, searched, sort="-created_ms")
+    table = table_page(once, arguments, searched, sort="-created_ms")
     if not visit.config.archive or not visit.sees_all:
         return ArchiveView(brokers, table)
     try:
@@ -203,21 +203,21 @@ def _sources(path: str) -> list[SourceRow]:
         ]
 
 
-async def find(visit: Visit, asked: FindArguments) -> FoundView:
+async def find(visit: Visit, arguments: FindArguments) -> FoundView:
     """Return messages of the archive that the user may read."""
     if not visit.config.archive or visit.cluster:
         raise ConfigError("no archive is named: set archive in the console's settings")
-    if not any(msgspec.structs.astuple(asked)):
+    if not any(msgspec.structs.astuple(arguments)):
         return FoundView([])
-    if asked.topic and not visit.rights.may(Right.SUB, asked.topic):
-        raise NoPermission(f"your user may not read topic {asked.topic!r}")
+    if arguments.topic and not visit.rights.may(Right.SUB, arguments.topic):
+        raise NoPermission(f"your user may not read topic {arguments.topic!r}")
     now_ms = visit.clock.wall_ms()
     conditions = {
-        "topic": asked.topic,
-        "key": asked.key,
-        "message_id": asked.message_id,
-        "from_ms": parse_time(asked.since, now_ms, "since") if asked.since else None,
-        "to_ms": parse_time(asked.until, now_ms, "until") if asked.until else None,
+        "topic": arguments.topic,
+        "key": arguments.key,
+        "message_id": arguments.message_id,
+        "from_ms": parse_time(arguments.since, now_ms, "since") if arguments.since else None,
+        "to_ms": parse_time(arguments.until, now_ms, "until") if arguments.until else None,
     }
     found = await asyncio.to_thread(_find, visit.config.archive, conditions)
     rows = [one for one in found.rows if visit.rights.may(Right.SUB, one["topic"])]

@@ -4,11 +4,14 @@ from typing import Literal
 
 import msgspec
 
-from mqmesh.aio import BrokerAdmin
+from mqmesh.aio import AdminClient, BrokerAdmin
 from mqmesh.console.page import TableArguments, TablePage, Visit, table_page
+from mqmesh.console.queries.cluster import data_dir_of
 from mqmesh.errors import MQMeshError, NoPermission
 from mqmesh.protocol.groups import ClientInfo
+from mqmesh.roles.exporter.run_files import gateways_beside
 from mqmesh.sdk.admin.admin import masters_of
+from mqmesh.sdk.admin.views.clusters import GatewayClientView, gateway_client_views
 
 
 class ClientsArguments(TableArguments, frozen=True, kw_only=True):
@@ -31,7 +34,7 @@ class ClientRow(msgspec.Struct, frozen=True, kw_only=True):
         language: As it says.
         version: mqmesh version of it.
         connected: A broker has a connection of it.
-        silent_ms: Since a broker heard of it last.
+        silent_ms: Since its last sign of life at a broker.
         producer_groups: Groups that it sends for.
         consumer_groups: Groups that it consumes for.
         brokers: Broker groups that know it.
@@ -49,7 +52,7 @@ class ClientRow(msgspec.Struct, frozen=True, kw_only=True):
     brokers: list[str]
 
 
-async def clients(visit: Visit, asked: ClientsArguments) -> TablePage[ClientRow]:
+async def clients(visit: Visit, arguments: ClientsArguments) -> TablePage[ClientRow]:
     """Return one page of the clients."""
     found: dict[str, list[tuple[str, ClientInfo]]] = {}
     silent: list[str] = []
@@ -71,12 +74,29 @@ async def clients(visit: Visit, asked: ClientsArguments) -> TablePage[ClientRow]
     kept = (
         one
         for one in rows
-        if asked.kind == "all"
-        or (one.producer_groups if asked.kind == "producers" else one.consumer_groups)
+        if arguments.kind == "all"
+        or (one.producer_groups if arguments.kind == "producers" else one.consumer_groups)
     )
     searched = ("client_id", "language", "version", "producer_groups", "consumer_groups")
     cut = f"no answer of {', '.join(silent)}: their clients are missing" if silent else ""
-    return table_page(kept, asked, searched, sort="client_id", cut=cut)
+    return table_page(kept, arguments, searched, sort="client_id", cut=cut)
+
+
+async def gateway_clients(visit: Visit, arguments: TableArguments) -> TablePage[GatewayClientView]:
+    """Return one page of RocketMQ's clients, at the gateways of this machine."""
+    rows: list[GatewayClientView] = []
+    silent: list[str] = []
+    async with visit.client(AdminClient) as admin:
+        for name, endpoint in gateways_beside(data_dir_of(visit)):
+            try:
+                rows += gateway_client_views(name, await admin.gateway_clients(endpoint))
+            except NoPermission:
+                raise
+            except MQMeshError:
+                silent.append(name)
+    searched = ("client_id", "user", "address", "producer_groups", "consumer_groups", "topics")
+    cut = f"no answer of {', '.join(silent)}: their clients are missing" if silent else ""
+    return table_page(rows, arguments, searched, sort="client_id", cut=cut)
 
 
 def client_row(client_id: str, known: list[tuple[str, ClientInfo]]) -> ClientRow:

@@ -194,7 +194,7 @@ class KvRow(msgspec.Struct, frozen=True):
     value: str
 
 
-async def cluster(visit: Visit, asked: NoArguments) -> ClusterDetails:
+async def cluster(visit: Visit, arguments: NoArguments) -> ClusterDetails:
     """Return the broker groups, name servers and processes."""
     async with visit.client(HaAdmin) as admin:
         try:
@@ -328,12 +328,12 @@ def _replica_row(
     )
 
 
-async def broker_settings(visit: Visit, asked: BrokerSettingsArguments) -> SettingsView:
+async def broker_settings(visit: Visit, arguments: BrokerSettingsArguments) -> SettingsView:
     """Return the settings of a broker group."""
-    replicas = await broker_config(visit, asked.broker_name)
-    differing = broker_settings_view(asked.broker_name, replicas).differing
-    table = _settings_table(next(iter(replicas.values())), asked)
-    return SettingsView(asked.broker_name, table, differing=differing)
+    replicas = await broker_config(visit, arguments.broker_name)
+    differing = broker_settings_view(arguments.broker_name, replicas).differing
+    table = _settings_table(next(iter(replicas.values())), arguments)
+    return SettingsView(arguments.broker_name, table, differing=differing)
 
 
 async def broker_config(visit: Visit, broker_name: str) -> Mapping[int, list[ConfigEntry]]:
@@ -342,12 +342,12 @@ async def broker_config(visit: Visit, broker_name: str) -> Mapping[int, list[Con
         return await admin.config(broker_name)
 
 
-async def namesrv_settings(visit: Visit, asked: NamesrvSettingsArguments) -> SettingsView:
+async def namesrv_settings(visit: Visit, arguments: NamesrvSettingsArguments) -> SettingsView:
     """Return the settings of a name server."""
-    address = asked.address or visit.namesrv_addr[0]
+    address = arguments.address or visit.namesrv_addr[0]
     entries = await namesrv_config(visit, address)
     others = [one for one in visit.namesrv_addr if one != address]
-    return SettingsView(address, _settings_table(entries, asked), others)
+    return SettingsView(address, _settings_table(entries, arguments), others)
 
 
 async def namesrv_config(visit: Visit, address: str) -> list[ConfigEntry]:
@@ -363,19 +363,19 @@ async def namesrv_config(visit: Visit, address: str) -> list[ConfigEntry]:
 
 
 def _settings_table(
-    entries: Sequence[ConfigEntry], asked: SettingsArguments
+    entries: Sequence[ConfigEntry], arguments: SettingsArguments
 ) -> TablePage[SettingRow]:
     changed = {one.key for one in setting_views(entries, only_changed=True)}
     rows = [
         SettingRow(*(getattr(one, field) for field in SettingRow.__struct_fields__))
         for one in entries
-        if asked.kind == "all"
-        or (one.is_changeable if asked.kind == "changeable" else one.key in changed)
+        if arguments.kind == "all"
+        or (one.is_changeable if arguments.kind == "changeable" else one.key in changed)
     ]
-    return table_page(rows, asked, ("key", "value"), sort="key")
+    return table_page(rows, arguments, ("key", "value"), sort="key")
 
 
-async def kv(visit: Visit, asked: TableArguments) -> TablePage[KvRow]:
+async def kv(visit: Visit, arguments: TableArguments) -> TablePage[KvRow]:
     """Return one page of the key/value configuration."""
     async with visit.client(NamesrvAdmin) as admin:
         found = {space: await admin.list_kv(space) for space in await admin.kv_namespaces()}
@@ -384,4 +384,4 @@ async def kv(visit: Visit, asked: TableArguments) -> TablePage[KvRow]:
         for space, pairs in found.items()
         for key, value in sorted(pairs.items())
     ]
-    return table_page(rows, asked, ("namespace", "key", "value"), sort="namespace")
+    return table_page(rows, arguments, ("namespace", "key", "value"), sort="namespace")

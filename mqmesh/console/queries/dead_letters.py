@@ -107,7 +107,7 @@ class GroupLetters(msgspec.Struct, frozen=True, kw_only=True):
     table: TablePage[LetterRow]
 
 
-async def groups(visit: Visit, asked: TableArguments) -> TablePage[DeadLetterGroup]:
+async def groups(visit: Visit, arguments: TableArguments) -> TablePage[DeadLetterGroup]:
     """Return one page of the groups with dead letters."""
     async with visit.client(DeadLetterClient) as client:
         found = dead_letter_groups(await client.overview())
@@ -115,7 +115,7 @@ async def groups(visit: Visit, asked: TableArguments) -> TablePage[DeadLetterGro
         DeadLetterGroup(one.group, one.dead_letters, one.oldest_timestamp, one.newest_timestamp)
         for one in found
     )
-    page = table_page(rows, asked, ("group",), sort="-count")
+    page = table_page(rows, arguments, ("group",), sort="-count")
     async with visit.client(SearchClient) as searcher:
         read = [await _with_reason(visit, searcher, one) for one in page.rows[:GROUPS_WITH_REASON]]
     return msgspec.structs.replace(page, rows=read + page.rows[GROUPS_WITH_REASON:])
@@ -130,28 +130,30 @@ async def _with_reason(visit: Visit, client: SearchClient, row: DeadLetterGroup)
     return msgspec.structs.replace(row, last_reason=reason)
 
 
-async def letters(visit: Visit, asked: LettersArguments) -> GroupLetters:
+async def letters(visit: Visit, arguments: LettersArguments) -> GroupLetters:
     """Return one page of a group's dead letters."""
-    rows, looked, total = await newest_letters(visit, asked)
+    rows, looked, total = await newest_letters(visit, arguments)
     counts: Counter[str] = Counter()
     for one in rows:
         counts[one.reason] += one.count
     table = table_page(
-        rows, TableArguments(page=asked.page), cut=looked_at(looked, total, "the time")
+        rows, TableArguments(page=arguments.page), cut=looked_at(looked, total, "the time")
     )
     return GroupLetters(count=total, reasons=counts.most_common(MAX_REASONS), table=table)
 
 
-async def newest_letters(visit: Visit, asked: LetterChoice) -> tuple[list[LetterRow], int, int]:
+async def newest_letters(visit: Visit, arguments: LetterChoice) -> tuple[list[LetterRow], int, int]:
     """Return dead letters that fit, newest first, how many were looked at, and how many there are.
 
     ``max_query_messages`` of the newest are looked at.
     """
-    wanted = letter_filter(visit, asked)
+    wanted = letter_filter(visit, arguments)
     async with visit.client(DeadLetterClient) as client:
-        sizes = await _sizes(client, asked.group)
+        sizes = await _sizes(client, arguments.group)
         newest = max(visit.config.max_query_messages // max(len(sizes), 1), 1)
-        rows = [_row(visit, one) async for one in client.scan(asked.group, wanted, newest=newest)]
+        rows = [
+            _row(visit, one) async for one in client.scan(arguments.group, wanted, newest=newest)
+        ]
     rows.sort(key=lambda one: one.message.store_timestamp if one.message else 0, reverse=True)
     return rows, sum(min(one, newest) for one in sizes), sum(sizes)
 
@@ -170,21 +172,21 @@ async def _sizes(client: DeadLetterClient, group: str) -> list[int]:
     ]
 
 
-def letter_filter(visit: Visit, asked: LetterChoice) -> DeadLetterFilter:
+def letter_filter(visit: Visit, arguments: LetterChoice) -> DeadLetterFilter:
     """Return the filter that a user chose.
 
     Raises:
         ConfigError: A time or topic is none.
     """
-    from_ms, to_ms = times(visit, asked.since, asked.until)
+    from_ms, to_ms = times(visit, arguments.since, arguments.until)
     return DeadLetterFilter(
-        topic=check_topic(asked.topic) if asked.topic else None,
-        tag=asked.tag or None,
-        key=asked.key or None,
-        reason=asked.reason or None,
+        topic=check_topic(arguments.topic) if arguments.topic else None,
+        tag=arguments.tag or None,
+        key=arguments.key or None,
+        reason=arguments.reason or None,
         from_ms=from_ms,
         to_ms=to_ms,
-        resent=_RESENT[asked.resent],
+        resent=_RESENT[arguments.resent],
     )
 
 

@@ -78,9 +78,9 @@ class DelayedMessages(msgspec.Struct, frozen=True, kw_only=True):
     table: TablePage[DelayedRow]
 
 
-async def delayed(visit: Visit, asked: DelayedArguments) -> DelayedMessages:
+async def delayed(visit: Visit, arguments: DelayedArguments) -> DelayedMessages:
     """Return one page of the messages that wait."""
-    topic = check_topic(asked.topic) if asked.topic else ""
+    topic = check_topic(arguments.topic) if arguments.topic else ""
     most = visit.config.max_query_messages
     async with visit.client(DelayClient) as client:
         found = await client.waiting(topic, max_count=most)
@@ -88,7 +88,7 @@ async def delayed(visit: Visit, asked: DelayedArguments) -> DelayedMessages:
     cut = f"These are the {most:,} due next: name a topic." if len(found) == most else ""
     return DelayedMessages(
         steps=due_steps([one.due_ms - now_ms for one in found]),
-        table=table_page([_row(visit, one) for one in found], asked, cut=cut),
+        table=table_page([_row(visit, one) for one in found], arguments, cut=cut),
     )
 
 

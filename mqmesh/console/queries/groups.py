@@ -85,11 +85,11 @@ class MemberArguments(GroupArguments, frozen=True, kw_only=True):
     stacks: bool = False
 
 
-async def groups(visit: Visit, asked: TableArguments) -> TablePage[GroupRow]:
+async def groups(visit: Visit, arguments: TableArguments) -> TablePage[GroupRow]:
     """Return one page of the groups."""
     async with visit.client(GroupAdmin) as admin:
         found = group_views(await admin.groups())
-    waits = {one.group: one.lag_ms for one in visit.figures.groups} if visit.figures else {}
+    waits = {one.group: one.lag_ms for one in visit.readings.groups} if visit.readings else {}
     rows = (
         GroupRow(
             one.group,
@@ -106,25 +106,27 @@ async def groups(visit: Visit, asked: TableArguments) -> TablePage[GroupRow]:
         )
         for one in found
     )
-    return table_page(rows, asked, ("group",), sort="group")
+    return table_page(rows, arguments, ("group",), sort="group")
 
 
-async def group(visit: Visit, asked: GroupArguments) -> GroupDetails:
+async def group(visit: Visit, arguments: GroupArguments) -> GroupDetails:
     """Return one group."""
     async with visit.client(GroupAdmin) as admin:
-        progress = await admin.progress(asked.group)
-        members = await admin.connections(asked.group)
-        found = await admin.groups(asked.group)
+        progress = await admin.progress(arguments.group)
+        members = await admin.connections(arguments.group)
+        found = await admin.groups(arguments.group)
     configs = {name: one.config for name, (one,) in found.items()}
     return GroupDetails(
         progress_view(progress),
-        consumers_view(asked.group, members),
-        group_settings_view(asked.group, configs),
+        consumers_view(arguments.group, members),
+        group_settings_view(arguments.group, configs),
     )
 
 
-async def member(visit: Visit, asked: MemberArguments) -> RunningView:
+async def member(visit: Visit, arguments: MemberArguments) -> RunningView:
     """Return what a member says of itself."""
     async with visit.client(MemberClient) as client:
-        info = await client.running_info(asked.group, asked.client_id, with_stacks=asked.stacks)
+        info = await client.running_info(
+            arguments.group, arguments.client_id, with_stacks=arguments.stacks
+        )
     return running_view(info)

@@ -161,67 +161,72 @@ class MessageDetails(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str]
 
 
-async def messages(visit: Visit, asked: MessagesArguments) -> FoundMessages:
+async def messages(visit: Visit, arguments: MessagesArguments) -> FoundMessages:
     """Return messages that fit a search."""
-    search, given = _WAYS[asked.by]
-    nothing: TablePage[MessageRow] = table_page([], asked)
-    if not getattr(asked, given):
+    search, given = _WAYS[arguments.by]
+    nothing: TablePage[MessageRow] = table_page([], arguments)
+    if not getattr(arguments, given):
         return FoundMessages(is_asked=False, table=nothing)
     try:
-        found, cut, notes = await search(visit, asked)
+        found, cut, notes = await search(visit, arguments)
     except (ConfigError, TopicNotFound) as error:
         return FoundMessages(is_asked=True, table=nothing, problem=str(error))
     rows = [message_row(visit, one) for one in found]
-    return FoundMessages(is_asked=True, table=table_page(rows, asked, cut=cut), notes=notes)
+    return FoundMessages(is_asked=True, table=table_page(rows, arguments, cut=cut), notes=notes)
 
 
 _Found = tuple[list[StoredMessage], str, dict[str, str]]
 
 
-async def _in_topic(visit: Visit, asked: MessagesArguments) -> _Found:
-    from_ms, to_ms = times(visit, asked.since, asked.until)
+async def _in_topic(visit: Visit, arguments: MessagesArguments) -> _Found:
+    from_ms, to_ms = times(visit, arguments.since, arguments.until)
     wanted = MessageFilter(
-        tags=asked.tag or ALL,
-        sql=asked.sql,
-        text=asked.text,
+        tags=arguments.tag or ALL,
+        sql=arguments.sql,
+        text=arguments.text,
         from_ms=from_ms,
         to_ms=to_ms,
-        broker_name=asked.broker_name,
-        queue_id=asked.queue_id,
+        broker_name=arguments.broker_name,
+        queue_id=arguments.queue_id,
     )
-    if asked.tag and asked.sql:
+    if arguments.tag and arguments.sql:
         raise ConfigError("a tag and SQL92 exclude each other: SQL92 knows TAGS")
     async with visit.client(SearchClient) as client:
-        found = await client.search(asked.topic, wanted, max_looked=visit.config.max_query_messages)
+        found = await client.search(
+            arguments.topic, wanted, max_looked=visit.config.max_query_messages
+        )
     notes = {}
     if found.unreadable:
-        notes[asked.topic] = f"{found.unreadable:,} batches cannot be decoded"
+        notes[arguments.topic] = f"{found.unreadable:,} batches cannot be decoded"
     return found.messages, looked_at(found.looked, found.total, "time, broker or queue"), notes
 
 
-async def _by_key(visit: Visit, asked: MessagesArguments) -> _Found:
-    if not asked.topic:
+async def _by_key(visit: Visit, arguments: MessagesArguments) -> _Found:
+    if not arguments.topic:
         raise ConfigError("a key is looked for in a topic: name it")
-    from_ms, to_ms = times(visit, asked.since, asked.until)
+    from_ms, to_ms = times(visit, arguments.since, arguments.until)
     most = min(visit.config.max_query_messages, MAX_QUERY_MESSAGES)
     async with visit.client(QueryClient) as client:
         found = await client.by_key(
-            asked.topic, asked.key, from_ms=from_ms, to_ms=to_ms, max_count=most
+            arguments.topic, arguments.key, from_ms=from_ms, to_ms=to_ms, max_count=most
         )
     cut = f"There are more than these {most:,}: narrow the time." if found.more else ""
     return found.messages, cut, found.notes
 
 
-async def _by_id(visit: Visit, asked: MessagesArguments) -> _Found:
+async def _by_id(visit: Visit, arguments: MessagesArguments) -> _Found:
     async with visit.client(QueryClient) as client:
-        found, notes = await _copies(client, asked.message_id)
+        found, notes = await _copies(client, arguments.message_id)
     return found, "", notes
 
 
-async def _by_offset(visit: Visit, asked: MessagesArguments) -> _Found:
+async def _by_offset(visit: Visit, arguments: MessagesArguments) -> _Found:
     async with visit.client(QueryClient) as client:
         found = await client.by_offset(
-            asked.topic, max(asked.queue_id, 0), asked.offset, broker_name=asked.broker_name
+            arguments.topic,
+            max(arguments.queue_id, 0),
+            arguments.offset,
+            broker_name=arguments.broker_name,
         )
     return [found], "", {}
 
@@ -302,10 +307,10 @@ async def stored_message(client: QueryClient, message_id: str) -> StoredMessage:
     return (own or shown or found)[0]
 
 
-async def message(visit: Visit, asked: MessageArguments) -> MessageDetails:
+async def message(visit: Visit, arguments: MessageArguments) -> MessageDetails:
     """Return one message with its track and trace."""
     async with visit.client(TraceClient) as client:
-        found = await stored_message(client, asked.message_id)
+        found = await stored_message(client, arguments.message_id)
         notes: list[str] = []
         track = await _try(client.track(found.message_id), notes)
         trace = await _try(client.trace(found.message_id), notes)
@@ -318,7 +323,7 @@ async def message(visit: Visit, asked: MessageArguments) -> MessageDetails:
     begin_ms, end_ms = _bounds(spans)
     return MessageDetails(
         message=msgspec.structs.replace(shown, body=None, body_base64=None),
-        body=shown_body(visit, bytes(found.body), asked.kind),
+        body=shown_body(visit, bytes(found.body), arguments.kind),
         copies=[] if tracked is None else tracked.copies,
         due_ms=0 if tracked is None else tracked.due_ms,
         groups=[] if tracked is None else tracked.groups,

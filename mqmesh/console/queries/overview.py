@@ -1,4 +1,4 @@
-"""First page, and the figures of charts."""
+"""First page, and the readings of charts."""
 
 from typing import Literal
 
@@ -26,24 +26,24 @@ class ChartArguments(msgspec.Struct, frozen=True, kw_only=True):
     span: Literal["hour", "day"] = "hour"
 
 
-async def overview(visit: Visit, asked: NoArguments) -> ClusterView:
+async def overview(visit: Visit, arguments: NoArguments) -> ClusterView:
     """Return the last look at the cluster."""
     return visit.view
 
 
-async def series(visit: Visit, asked: ChartArguments) -> SeriesData:
+async def series(visit: Visit, arguments: ChartArguments) -> SeriesData:
     """Return the points of a chart."""
     book = visit.series or SeriesBook()
-    if asked.chart == "messages":
-        of_topic = (asked.topic,) if asked.topic else ()
+    if arguments.chart == "messages":
+        of_topic = (arguments.topic,) if arguments.topic else ()
         lines = [
             ("in", ("rocketmq_messages_in_total", *of_topic)),
             ("out", ("rocketmq_messages_out_total", *of_topic)),
         ]
-    elif asked.chart == "lag":
-        of_group = (asked.group,) if asked.group else ()
+    elif arguments.chart == "lag":
+        of_group = (arguments.group,) if arguments.group else ()
         lines = [("lag", ("rocketmq_consumer_lag_messages", *of_group))]
     else:
-        disks = visit.figures.disks if visit.figures else {}
+        disks = visit.readings.disks if visit.readings else {}
         lines = [(node, ("mqmesh_store_disk_used_ratio", node)) for node in sorted(disks)]
-    return book.data(lines, day=asked.span == "day")
+    return book.data(lines, day=arguments.span == "day")

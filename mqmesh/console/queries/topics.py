@@ -128,7 +128,7 @@ class TailArguments(TopicArguments, frozen=True, kw_only=True):
     """Arguments of a live tail.
 
     Attributes:
-        tail: Name of the tail, chosen by whoever begins it; another one begins anew.
+        tail: Name of the tail, chosen by the page that begins it; another one begins anew.
         stop: End it.
     """
 
@@ -136,15 +136,15 @@ class TailArguments(TopicArguments, frozen=True, kw_only=True):
     stop: bool = False
 
 
-async def tail(visit: Visit, asked: TailArguments) -> TailView:
+async def tail(visit: Visit, arguments: TailArguments) -> TailView:
     """Return the messages of a topic that came since the tail began."""
     assert visit.tails is not None
-    if asked.stop:
-        await visit.tails.stop(visit.user.credentials, asked.topic, asked.tail)
-    return visit.tails.follow(visit.user.credentials, asked.topic, asked.tail)
+    if arguments.stop:
+        await visit.tails.stop(visit.user.credentials, arguments.topic, arguments.tail)
+    return visit.tails.follow(visit.user.credentials, arguments.topic, arguments.tail)
 
 
-async def topics(visit: Visit, asked: TopicsArguments) -> TablePage[TopicRow]:
+async def topics(visit: Visit, arguments: TopicsArguments) -> TablePage[TopicRow]:
     """Return one page of the topics."""
     async with visit.client(AdminClient) as admin:
         by_broker = await admin.topic_configs()
@@ -153,8 +153,8 @@ async def topics(visit: Visit, asked: TopicsArguments) -> TablePage[TopicRow]:
         for one in found:
             configs.setdefault(one.topic, []).append(one)
     rows = (_row(visit, topic, found) for topic, found in configs.items())
-    kept = (row for row in rows if asked.kind in ("all", row.kind))
-    return table_page(kept, asked, ("topic",), sort="topic")
+    kept = (row for row in rows if arguments.kind in ("all", row.kind))
+    return table_page(kept, arguments, ("topic",), sort="topic")
 
 
 def _row(visit: Visit, topic: str, configs: list[TopicConfig]) -> TopicRow:
@@ -176,19 +176,19 @@ def _row(visit: Visit, topic: str, configs: list[TopicConfig]) -> TopicRow:
 
 
 def _rates(visit: Visit, topic: str) -> tuple[float | None, float | None]:
-    figures = visit.figures
-    if figures is None:
+    readings = visit.readings
+    if readings is None:
         return None, None
-    return figures.in_per_s.get(topic, 0.0), figures.out_per_s.get(topic, 0.0)
+    return readings.in_per_s.get(topic, 0.0), readings.out_per_s.get(topic, 0.0)
 
 
-async def topic(visit: Visit, asked: TopicArguments) -> TopicDetails:
+async def topic(visit: Visit, arguments: TopicArguments) -> TopicDetails:
     """Return one topic."""
     async with visit.client(GroupAdmin) as admin:
-        configs = await admin.topic_configs(asked.topic)
-        stats = await admin.topic_stats(asked.topic)
-        groups = await admin.topic_consumers(asked.topic)
-        schema = await admin.topic_schema(asked.topic)
+        configs = await admin.topic_configs(arguments.topic)
+        stats = await admin.topic_stats(arguments.topic)
+        groups = await admin.topic_consumers(arguments.topic)
+        schema = await admin.topic_schema(arguments.topic)
     queues = [
         TopicQueue(
             name,
@@ -204,13 +204,13 @@ async def topic(visit: Visit, asked: TopicArguments) -> TopicDetails:
         for one in of_broker.queues
     ]
     return TopicDetails(
-        asked.topic,
-        kind_of(asked.topic),
-        *_rates(visit, asked.topic),
+        arguments.topic,
+        kind_of(arguments.topic),
+        *_rates(visit, arguments.topic),
         sum(one.messages for one in queues),
         min((one.first_ms for one in queues if one.first_ms), default=0),
         max((one.last_ms for one in queues), default=0),
-        topic_view(asked.topic, {name: one for name, (one,) in configs.items()}).brokers,
+        topic_view(arguments.topic, {name: one for name, (one,) in configs.items()}).brokers,
         queues,
         groups,
         schema,

@@ -69,15 +69,15 @@ class HalfDetails(msgspec.Struct, frozen=True, kw_only=True):
     body: BodyView | None
 
 
-async def transactions(visit: Visit, asked: TransactionsArguments) -> WaitingHalves:
+async def transactions(visit: Visit, arguments: TransactionsArguments) -> WaitingHalves:
     """Return one page of the half messages that wait."""
     most = min(visit.config.max_query_messages, MAX_LISTED)
     async with visit.client(TransactionAdmin) as admin:
         found = half_messages_view(
             await admin.half_messages(
-                group=asked.group,
-                topic=asked.topic,
-                parked=asked.state == "parked",
+                group=arguments.group,
+                topic=arguments.topic,
+                parked=arguments.state == "parked",
                 max_count=most,
             )
         )
@@ -86,14 +86,16 @@ async def transactions(visit: Visit, asked: TransactionsArguments) -> WaitingHal
     return WaitingHalves(
         pending=found.pending,
         parked=found.parked,
-        table=table_page(found.messages, asked, cut=cut),
+        table=table_page(found.messages, arguments, cut=cut),
     )
 
 
-async def transaction(visit: Visit, asked: HalfArguments) -> HalfDetails:
+async def transaction(visit: Visit, arguments: HalfArguments) -> HalfDetails:
     """Return one half message with its contents."""
     async with visit.client(TransactionAdmin) as admin:
-        found = await admin.half_message(asked.message_id)
+        found = await admin.half_message(arguments.message_id)
     assert found.message is not None
     shown = msgspec.structs.replace(half_message_view(found), body=None, body_base64=None)
-    return HalfDetails(half=shown, body=shown_body(visit, bytes(found.message.body), asked.kind))
+    return HalfDetails(
+        half=shown, body=shown_body(visit, bytes(found.message.body), arguments.kind)
+    )

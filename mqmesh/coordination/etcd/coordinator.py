@@ -22,7 +22,7 @@ from mqmesh.coordination.etcd.helper import Helper
 from mqmesh.coordination.etcd.http_line import HttpLine
 from mqmesh.coordination.etcd.keys import EtcdKeys, replica_and_lease
 from mqmesh.coordination.etcd.members import Members, addresses_of
-from mqmesh.coordination.etcd.messages import KeyEvent, KeyValue
+from mqmesh.coordination.etcd.messages import EtcdKeyValue, KeyEvent
 from mqmesh.coordination.etcd.records import EtcdRecords
 from mqmesh.coordination.etcd.stream import GroupStream
 from mqmesh.coordination.interface import (
@@ -94,16 +94,16 @@ class EtcdCoordinator:
 
     def begin_session(self, ttl_ms: int, presence: Presence, on_done: OnDone[SessionId]) -> None:
         """Begins a session."""
-        said = check_session(ttl_ms, presence)
+        value = check_session(ttl_ms, presence)
         key = self._keys.session(presence.group, presence.replica_id)
-        job = partial(self._records.begin, ttl_ms, key, presence.replica_id, said)
+        job = partial(self._records.begin, ttl_ms, key, presence.replica_id, value)
         self._helper.ask(job, on_done)
 
     def keep_alive(self, session: SessionId, presence: Presence, on_done: OnDone[int]) -> None:
         """Renews a session."""
-        said = encode_presence(presence)
+        value = encode_presence(presence)
         key = self._keys.session(presence.group, presence.replica_id)
-        job = partial(self._records.keep, session, key, said)
+        job = partial(self._records.keep, session, key, value)
         self._helper.ask(job, on_done)
 
     def end_session(self, session: SessionId, on_done: OnDone[None] | None = None) -> None:
@@ -134,14 +134,14 @@ class EtcdCoordinator:
     def presences(self, group: str, on_done: OnDone[tuple[LiveReplica, ...]]) -> None:
         """Reads whose sessions live."""
         prefix = self._keys.group(group) + b"session/"
-        asked_ms = self._clock.monotonic_ms()
+        sent_ms = self._clock.monotonic_ms()
 
-        def told(outcome: list[KeyValue] | MQMeshError) -> None:
+        def on_answer(outcome: list[EtcdKeyValue] | MQMeshError) -> None:
             if isinstance(outcome, MQMeshError):
                 on_done(outcome)
                 return
             revisions = revisions_of(self._keys, group, outcome)
-            ages = self._ages.on_read(group, revisions, asked_ms, self._clock.monotonic_ms())
+            ages = self._ages.on_read(group, revisions, sent_ms, self._clock.monotonic_ms())
             found: tuple[LiveReplica, ...] | MQMeshError
             try:
                 found = members_of(self._keys, group, outcome, ages)
@@ -149,7 +149,7 @@ class EtcdCoordinator:
                 found = error
             on_done(found)
 
-        self._helper.ask(partial(self._records.read_all, prefix), told)
+        self._helper.ask(partial(self._records.read_all, prefix), on_answer)
 
     def watch(self, groups: Collection[str], on_change: Callable[[GroupView], None]) -> "EtcdWatch":
         """Watches groups."""
@@ -199,21 +199,23 @@ class EtcdCoordinator:
             self._watches.remove(watch)
             self._follow()
 
-    def _on_read(self, group: str, kvs: list[KeyValue], asked_ms: int) -> None:
+    def _on_read(self, group: str, kvs: list[EtcdKeyValue], sent_ms: int) -> None:
         table = self._tables.get(group)
         if table is not None and not self._closed:
             table.replace(kvs)
             now_ms = self._clock.monotonic_ms()
-            self._tell(table, self._ages.on_read(group, table.revisions(), asked_ms, now_ms))
+            self._notify_watches(
+                table, self._ages.on_read(group, table.revisions(), sent_ms, now_ms)
+            )
 
     def _on_events(self, group: str, events: list[KeyEvent]) -> None:
         table = self._tables.get(group)
         if table is not None and not self._closed:
             table.apply(events)
             now_ms = self._clock.monotonic_ms()
-            self._tell(table, self._ages.on_watch(group, table.revisions(), now_ms))
+            self._notify_watches(table, self._ages.on_watch(group, table.revisions(), now_ms))
 
-    def _tell(self, table: WatchedKeys, ages: dict[int, int]) -> None:
+    def _notify_watches(self, table: WatchedKeys, ages: dict[int, int]) -> None:
         try:
             view = table.view(ages)
         except MQMeshError as error:

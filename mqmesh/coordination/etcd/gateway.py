@@ -177,23 +177,23 @@ class Gateway:
         return self._line
 
     def _ask_member(self, path: str, body: bytes, kind: type[_Answer], timeout_ms: int) -> _Answer:
-        told = self._current_line().post(path, body, timeout_ms)
-        if told.status != HTTPStatus.OK:
-            raise _failure_of(told)
-        answer = _decode(told.body, kind)
+        response = self._current_line().post(path, body, timeout_ms)
+        if response.status != HTTPStatus.OK:
+            raise _failure_of(response)
+        answer = _decode(response.body, kind)
         self._members.check(self._address, answer.header)
         return answer
 
 
-def _failure_of(told: HttpAnswer) -> MQMeshError:
+def _failure_of(response: HttpAnswer) -> MQMeshError:
     try:
-        error = _decode(told.body, ErrorAnswer)
+        error = _decode(response.body, ErrorAnswer)
     except RemoteProtocolError as no_answer:
-        if told.status == HTTPStatus.NOT_FOUND:
+        if response.status == HTTPStatus.NOT_FOUND:
             return EndpointUnreachable(
                 "it has no JSON gateway under /v3: etcd 3.4 or newer, with --enable-grpc-gateway"
             )
-        return RemoteProtocolError(f"HTTP {told.status}: {no_answer}")
+        return RemoteProtocolError(f"HTTP {response.status}: {no_answer}")
     if error.code in REFUSALS:
         return EtcdRefusal(f"etcd refuses: {error.message} (code {error.code})", error.code)
     return RemoteProtocolError(f"{error.message} (code {error.code})")

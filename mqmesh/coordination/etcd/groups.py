@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 
 from mqmesh.coordination.etcd.keys import EtcdKeys, session_id
-from mqmesh.coordination.etcd.messages import KeyEvent, KeyValue
+from mqmesh.coordination.etcd.messages import EtcdKeyValue, KeyEvent
 from mqmesh.coordination.interface import (
     GroupState,
     GroupView,
@@ -48,14 +48,14 @@ class Ages:
         self._groups: dict[str, dict[int, SeenPresence]] = {}
 
     def on_read(
-        self, group: str, revisions: dict[int, int], asked_ms: int, now_ms: int
+        self, group: str, revisions: dict[int, int], sent_ms: int, now_ms: int
     ) -> dict[int, int]:
         """Takes note of a read.
 
         Args:
             group: Broker group.
             revisions: By replica id, of all that are there.
-            asked_ms: When it was asked for; monotonic clock.
+            sent_ms: When it was asked for; monotonic clock.
             now_ms: When the answer was here.
 
         Returns:
@@ -70,7 +70,7 @@ class Ages:
             if one is None or one.revision != revision:
                 seen[replica_id] = SeenPresence(revision, now_ms)
             else:
-                age_ms = max(one.age_ms, asked_ms - one.since_ms)
+                age_ms = max(one.age_ms, sent_ms - one.since_ms)
                 seen[replica_id] = SeenPresence(revision, one.since_ms, age_ms)
         return {replica_id: one.age_ms for replica_id, one in seen.items()}
 
@@ -95,9 +95,9 @@ class WatchedKeys:
     def __init__(self, keys: EtcdKeys, group: str) -> None:
         self._keys = keys
         self._group = group
-        self._found: dict[bytes, KeyValue] = {}
+        self._found: dict[bytes, EtcdKeyValue] = {}
 
-    def replace(self, kvs: Iterable[KeyValue]) -> None:
+    def replace(self, kvs: Iterable[EtcdKeyValue]) -> None:
         """Replaces all keys: everything was read anew."""
         self._found = {one.key: one for one in kvs}
 
@@ -124,7 +124,7 @@ class WatchedKeys:
         return GroupView(self._group, record, members)
 
 
-def state_of(found: KeyValue | None) -> StateRecord:
+def state_of(found: EtcdKeyValue | None) -> StateRecord:
     """Return a group's record.
 
     Raises:
@@ -135,7 +135,7 @@ def state_of(found: KeyValue | None) -> StateRecord:
     return StateRecord(found.mod_revision, decode(GroupState, found.value))
 
 
-def settings_of(found: KeyValue | None) -> SettingsRecord:
+def settings_of(found: EtcdKeyValue | None) -> SettingsRecord:
     """Return a cluster's settings.
 
     Raises:
@@ -146,14 +146,14 @@ def settings_of(found: KeyValue | None) -> SettingsRecord:
     return SettingsRecord(found.mod_revision, decode(dict[str, SettingValue], found.value))
 
 
-def revisions_of(keys: EtcdKeys, group: str, kvs: Iterable[KeyValue]) -> dict[int, int]:
+def revisions_of(keys: EtcdKeys, group: str, kvs: Iterable[EtcdKeyValue]) -> dict[int, int]:
     """Return the revisions of the sessions among some keys, by replica id."""
     found = ((keys.replica_of(group, one.key), one.mod_revision) for one in kvs)
     return {replica_id: revision for replica_id, revision in found if replica_id is not None}
 
 
 def members_of(
-    keys: EtcdKeys, group: str, kvs: Iterable[KeyValue], ages: dict[int, int]
+    keys: EtcdKeys, group: str, kvs: Iterable[EtcdKeyValue], ages: dict[int, int]
 ) -> tuple[LiveReplica, ...]:
     """Return the sessions among some keys, by replica id.
 
@@ -164,7 +164,7 @@ def members_of(
     for one in kvs:
         replica_id = keys.replica_of(group, one.key)
         if replica_id is not None:
-            said = decode(Presence, one.value)
+            presence = decode(Presence, one.value)
             session = session_id(replica_id, one.lease)
-            found.append(LiveReplica(session, said, ages.get(replica_id, 0)))
+            found.append(LiveReplica(session, presence, ages.get(replica_id, 0)))
     return tuple(sorted(found, key=lambda live: live.presence.replica_id))

@@ -63,7 +63,7 @@ class Helper:
             return
         if len(self._open) >= MAX_CALLS:
             busy = CoordinatorUnavailable(f"{MAX_CALLS} calls wait for etcd already")
-            self._loop.call_later(0, partial(self._tell, on_done, busy))
+            self._loop.call_later(0, partial(self._finish, on_done, busy))
             return
         slack_ms = min(self._timeout_ms // 10, MAX_SLACK_MS)
         deadline_ms = self._clock.monotonic_ms() + self._timeout_ms - slack_ms
@@ -110,12 +110,12 @@ class Helper:
         was_begun = not future.cancel()
         if was_begun:
             self._interrupt()  # a member sends it a byte now and then
-        said = f"no answer of etcd within {self._timeout_ms} ms"
+        reason = f"no answer of etcd within {self._timeout_ms} ms"
         if changes and was_begun:
-            on_done(OutcomeUnknown(f"whether the change was made is unknown: {said}"))
+            on_done(OutcomeUnknown(f"whether the change was made is unknown: {reason}"))
         else:
-            on_done(CoordinatorUnavailable(said))
+            on_done(CoordinatorUnavailable(reason))
 
-    def _tell(self, on_done: OnDone[_T], outcome: _T | MQMeshError) -> None:
+    def _finish(self, on_done: OnDone[_T], outcome: _T | MQMeshError) -> None:
         if not self._closed:
             on_done(outcome)

@@ -49,7 +49,7 @@ class EtcdAnswer(msgspec.Struct, frozen=True, kw_only=True):
     header: Header = Header()
 
 
-class KeyValue(msgspec.Struct, frozen=True):
+class EtcdKeyValue(msgspec.Struct, frozen=True):
     """A key.
 
     Attributes:
@@ -72,7 +72,7 @@ class RangeAnswer(EtcdAnswer, frozen=True):
         kvs: By key.
     """
 
-    kvs: list[KeyValue] = []
+    kvs: list[EtcdKeyValue] = []
 
 
 class TxnPart(msgspec.Struct, frozen=True):
@@ -92,7 +92,7 @@ class TxnAnswer(EtcdAnswer, frozen=True):
     succeeded: bool = False
     responses: list[TxnPart] = []
 
-    def found(self, number: int) -> KeyValue | None:
+    def found(self, number: int) -> EtcdKeyValue | None:
         """Return the key that an operation read; None when there is none."""
         part = self.responses[number].response_range if number < len(self.responses) else None
         return part.kvs[0] if part is not None and part.kvs else None
@@ -139,7 +139,7 @@ class KeyEvent(msgspec.Struct, frozen=True):
         type: ``PUT`` or ``DELETE``.
     """
 
-    kv: KeyValue
+    kv: EtcdKeyValue
     type: str = "PUT"
 
 

@@ -18,10 +18,10 @@ from mqmesh.coordination.etcd.messages import (
     REVOKE,
     TXN,
     EtcdAnswer,
+    EtcdKeyValue,
     GrantAnswer,
     HasHeader,
     KeepAliveAnswer,
-    KeyValue,
     RangeAnswer,
     TxnAnswer,
     get,
@@ -70,7 +70,7 @@ class EtcdRecords:
         self._clock = clock
 
     def begin(
-        self, ttl_ms: int, key: bytes, replica_id: int, said: bytes, deadline_ms: int
+        self, ttl_ms: int, key: bytes, replica_id: int, value: bytes, deadline_ms: int
     ) -> SessionId:
         """Makes a lease, and puts a presence with it in place of another session's.
 
@@ -78,17 +78,17 @@ class EtcdRecords:
             CoordinatorUnavailable: Etcd cannot be asked, or refuses.
         """
         ttl_s = -(-ttl_ms // 1_000)
-        granted = self._asked(GRANT, {"TTL": ttl_s}, GrantAnswer, deadline_ms)
+        granted = self._ask_or_fail(GRANT, {"TTL": ttl_s}, GrantAnswer, deadline_ms)
         if ttl_s != granted.TTL:
             _log.warning(
                 "etcd lets sessions end after %d s, not %d: see its --election-timeout",
                 granted.TTL,
                 ttl_s,
             )
-        self._asked(TXN, txn([], [put(key, said, granted.ID)], []), TxnAnswer, deadline_ms)
+        self._ask_or_fail(TXN, txn([], [put(key, value, granted.ID)], []), TxnAnswer, deadline_ms)
         return session_id(replica_id, granted.ID)
 
-    def keep(self, session: SessionId, key: bytes, said: bytes, deadline_ms: int) -> int:
+    def keep(self, session: SessionId, key: bytes, value: bytes, deadline_ms: int) -> int:
         """Renews a lease, and puts the presence anew if it is still this session's.
 
         Returns:
@@ -100,11 +100,11 @@ class EtcdRecords:
         """
         _, lease = replica_and_lease(session)
         sent_ms = self._clock.boot_ms()
-        kept = self._asked(KEEP_ALIVE, {"ID": lease}, KeepAliveAnswer, deadline_ms)
+        kept = self._ask_or_fail(KEEP_ALIVE, {"ID": lease}, KeepAliveAnswer, deadline_ms)
         if kept.result.TTL:
-            asked = txn([has_lease(key, lease)], [put(key, said, lease)], [])
+            request = txn([has_lease(key, lease)], [put(key, value, lease)], [])
             try:
-                if self._ask(TXN, asked, TxnAnswer, deadline_ms).succeeded:
+                if self._ask(TXN, request, TxnAnswer, deadline_ms).succeeded:
                     return sent_ms + kept.result.TTL * 1_000
             except EtcdRefusal as refusal:
                 if refusal.code != NOT_FOUND:
@@ -124,19 +124,19 @@ class EtcdRecords:
             if refusal.code != NOT_FOUND:
                 raise CoordinatorUnavailable(str(refusal)) from refusal
 
-    def read(self, key: bytes, deadline_ms: int) -> KeyValue | None:
+    def read(self, key: bytes, deadline_ms: int) -> EtcdKeyValue | None:
         """Reads a key, with all changes that were answered before.
 
         Raises:
             CoordinatorUnavailable: Etcd cannot be asked, or refuses.
         """
-        found = self._asked(RANGE, range_of(key), RangeAnswer, deadline_ms).kvs
+        found = self._ask_or_fail(RANGE, range_of(key), RangeAnswer, deadline_ms).kvs
         return found[0] if found else None
 
-    def read_all(self, prefix: bytes, deadline_ms: int) -> list[KeyValue]:
+    def read_all(self, prefix: bytes, deadline_ms: int) -> list[EtcdKeyValue]:
         """Reads all keys that begin so; see ``read``."""
-        asked = range_of(prefix, range_end(prefix))
-        return self._asked(RANGE, asked, RangeAnswer, deadline_ms).kvs
+        request = range_of(prefix, range_end(prefix))
+        return self._ask_or_fail(RANGE, request, RangeAnswer, deadline_ms).kvs
 
     def change(
         self,
@@ -158,26 +158,26 @@ class EtcdRecords:
         """
         _, lease = replica_and_lease(session)
         compare = [has_revision(key, version), has_lease(session_key, lease)]
-        asked = txn(compare, [put(key, value)], [get(key), get(session_key)])
-        told = self._asked(TXN, asked, TxnAnswer, deadline_ms, changes=True)
-        if told.succeeded:
-            return told.header.revision
-        holder = told.found(1)
+        request = txn(compare, [put(key, value)], [get(key), get(session_key)])
+        answer = self._ask_or_fail(TXN, request, TxnAnswer, deadline_ms, changes=True)
+        if answer.succeeded:
+            return answer.header.revision
+        holder = answer.found(1)
         if holder is None or holder.lease != lease:
             raise _lost(session)
-        record = state_of(told.found(0))
+        record = state_of(answer.found(0))
         raise Conflict(f"the group has version {record.version} by now, not {version}", record)
 
     def put_settings(self, key: bytes, version: int, value: bytes, deadline_ms: int) -> int:
         """Replaces the settings, if they have this version; see ``change``."""
-        asked = txn([has_revision(key, version)], [put(key, value)], [get(key)])
-        told = self._asked(TXN, asked, TxnAnswer, deadline_ms, changes=True)
-        if told.succeeded:
-            return told.header.revision
-        record = settings_of(told.found(0))
+        request = txn([has_revision(key, version)], [put(key, value)], [get(key)])
+        answer = self._ask_or_fail(TXN, request, TxnAnswer, deadline_ms, changes=True)
+        if answer.succeeded:
+            return answer.header.revision
+        record = settings_of(answer.found(0))
         raise Conflict(f"the settings have version {record.version} by now, not {version}", record)
 
-    def _asked(
+    def _ask_or_fail(
         self,
         path: str,
         request: dict[str, Any],

@@ -9,8 +9,8 @@ from mqmesh.coordination.etcd.gateway import EtcdRefusal, Gateway
 from mqmesh.coordination.etcd.keys import EtcdKeys, range_end
 from mqmesh.coordination.etcd.messages import (
     RANGE,
+    EtcdKeyValue,
     KeyEvent,
-    KeyValue,
     RangeAnswer,
     WatchResult,
     range_of,
@@ -48,7 +48,7 @@ class GroupStream:
         gateway: Gateway,
         keys: EtcdKeys,
         timeout_ms: int,
-        on_read: Callable[[str, list[KeyValue], int], None],
+        on_read: Callable[[str, list[EtcdKeyValue], int], None],
         on_events: Callable[[str, list[KeyEvent]], None],
     ) -> None:
         self._transport = transport
@@ -60,7 +60,7 @@ class GroupStream:
         self._on_events = on_events
         self._thread = transport.executor("etcd-watch")
         self._wanted: frozenset[str] = frozenset()
-        self._news = transport.flag()
+        self._changed = transport.flag()
         self._is_running = False
         self._closed = False
 
@@ -82,24 +82,24 @@ class GroupStream:
 
     def _run(self) -> None:
         while not self._closed:
-            self._news.clear()
+            self._changed.clear()
             groups = self._wanted
             if not groups:
                 self._gateway.close()
-                self._news.wait()
+                self._changed.wait()
                 continue
             try:
                 self._watch(groups)
             except (TransportError, RemoteProtocolError, CoordinatorUnavailable) as error:
-                if not self._news.is_set():
+                if not self._changed.is_set():
                     _log.info("groups are read again at another member of etcd: %s", error)
             except EtcdRefusal as error:
                 _log.error("groups are not watched: %s", error)
             except Exception:
                 _log.exception("groups are not watched for now")
-            if not self._news.is_set():
+            if not self._changed.is_set():
                 self._gateway.leave()
-                self._news.wait(AGAIN_MS / 1_000)
+                self._changed.wait(AGAIN_MS / 1_000)
         self._gateway.close()
 
     def _watch(self, groups: frozenset[str]) -> None:
@@ -107,32 +107,32 @@ class GroupStream:
         by_prefix = {self._keys.group(group): group for group in groups}
         for prefix, group in by_prefix.items():
             end = range_end(prefix)
-            asked_ms = self._clock.monotonic_ms()
+            sent_ms = self._clock.monotonic_ms()
             found = self._gateway.ask(
-                RANGE, range_of(prefix, end), RangeAnswer, asked_ms + self._timeout_ms
+                RANGE, range_of(prefix, end), RangeAnswer, sent_ms + self._timeout_ms
             )
-            self._tell(partial(self._on_read, group, found.kvs, asked_ms))
+            self._call_in_loop(partial(self._on_read, group, found.kvs, sent_ms))
             requests.append(watch_of(prefix, end, found.header.revision + 1))
         for result in self._gateway.watch(requests, SILENCE_MS):
-            if self._news.is_set():
+            if self._changed.is_set():
                 return
-            self._tell_events(by_prefix, result)
+            self._report_events(by_prefix, result)
 
-    def _tell_events(self, by_prefix: dict[bytes, str], result: WatchResult) -> None:
+    def _report_events(self, by_prefix: dict[bytes, str], result: WatchResult) -> None:
         changed: dict[str, list[KeyEvent]] = {}
         for event in result.events:
             prefix = b"/".join(event.kv.key.split(b"/")[:4]) + b"/"
             if prefix in by_prefix:
                 changed.setdefault(by_prefix[prefix], []).append(event)
         for group, events in changed.items():
-            self._tell(partial(self._on_events, group, events))
+            self._call_in_loop(partial(self._on_events, group, events))
 
-    def _tell(self, callback: Callable[[], None]) -> None:
+    def _call_in_loop(self, callback: Callable[[], None]) -> None:
         if not self._closed:
             self._loop.call_soon_threadsafe(callback)
 
     # ---- In the loop -----------------------------------------------------------------
 
     def _wake(self) -> None:
-        self._news.set()
+        self._changed.set()
         self._gateway.interrupt()

@@ -230,8 +230,8 @@ class GrpcConnection:
             What they say; None when nothing is left to read.
 
         Raises:
-            RemoteProtocolError: That is no HTTP/2. The connection is over; what ``output`` has
-                tells the client.
+            RemoteProtocolError: That is no HTTP/2. The connection is over; ``output`` has the
+                frame that says so to the client.
         """
         if self.is_over:
             return None

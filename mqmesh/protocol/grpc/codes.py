@@ -41,11 +41,13 @@ class ReplyCode(enum.IntEnum):
     INVALID_RECEIPT_HANDLE = 40_013
     MESSAGE_PROPERTY_CONFLICT_WITH_TYPE = 40_014
     CLIENT_ID_REQUIRED = 40_017
+    ILLEGAL_OFFSET = 40_019
     FORBIDDEN = 40_300
     NOT_FOUND = 40_400
     MESSAGE_NOT_FOUND = 40_401
     TOPIC_NOT_FOUND = 40_402
     CONSUMER_GROUP_NOT_FOUND = 40_403
+    OFFSET_NOT_FOUND = 40_404
     MESSAGE_BODY_TOO_LARGE = 41_301
     MESSAGE_BODY_EMPTY = 41_302
     TOO_MANY_REQUESTS = 42_900
@@ -55,6 +57,7 @@ class ReplyCode(enum.IntEnum):
     PROXY_TIMEOUT = 50_400
     MASTER_PERSISTENCE_TIMEOUT = 50_401
     SLAVE_PERSISTENCE_TIMEOUT = 50_402
+    FAILED_TO_CONSUME_MESSAGE = 60_000
 
 
 class QueuePermission(enum.IntEnum):
@@ -94,6 +97,14 @@ class FilterType(enum.IntEnum):
     UNSPECIFIED = 0
     TAG = 1
     SQL = 2
+
+
+class OffsetPolicy(enum.IntEnum):
+    """Places in a queue; ``QueryOffsetPolicy`` of RocketMQ."""
+
+    BEGINNING = 0
+    END = 1
+    TIMESTAMP = 2
 
 
 class BodyEncoding(enum.IntEnum):

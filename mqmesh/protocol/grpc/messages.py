@@ -82,13 +82,30 @@ EndTransactionRequest: topic Resource 1, message_id string 2, transaction_id str
     resolution int32 4, source int32 5, trace_context string 6
 EndTransactionResponse: status Status 1
 RecoverOrphanedTransactionCommand: message Message 1, transaction_id string 2
-TelemetryCommand: status Status 1, settings Settings 2,
-    recover_orphaned_transaction_command RecoverOrphanedTransactionCommand 5
+ThreadStackTrace: nonce string 1, thread_stack_trace string 2
+VerifyMessageResult: nonce string 1
+PrintThreadStackTraceCommand: nonce string 1
+VerifyMessageCommand: nonce string 1, message Message 2
+TelemetryCommand: status Status 1, settings Settings 2, thread_stack_trace ThreadStackTrace 3,
+    verify_message_result VerifyMessageResult 4,
+    recover_orphaned_transaction_command RecoverOrphanedTransactionCommand 5,
+    print_thread_stack_trace_command PrintThreadStackTraceCommand 6,
+    verify_message_command VerifyMessageCommand 7
 NotifyClientTerminationRequest: group Resource 1
 NotifyClientTerminationResponse: status Status 1
 ChangeInvisibleDurationRequest: group Resource 1, topic Resource 2, receipt_handle string 3,
     invisible_duration Duration 4, message_id string 5, suspend bool 7
 ChangeInvisibleDurationResponse: status Status 1, receipt_handle string 2
+PullMessageRequest: group Resource 1, message_queue MessageQueue 2, offset int64 3,
+    batch_size int32 4, filter_expression FilterExpression 5, long_polling_timeout Duration 6
+PullMessageResponse: status Status 1, message Message 2, next_offset ?int64 3
+UpdateOffsetRequest: group Resource 1, message_queue MessageQueue 2, offset int64 3
+UpdateOffsetResponse: status Status 1
+GetOffsetRequest: group Resource 1, message_queue MessageQueue 2
+GetOffsetResponse: status Status 1, offset int64 2
+QueryOffsetRequest: message_queue MessageQueue 1, query_offset_policy int32 2,
+    timestamp Timestamp 3
+QueryOffsetResponse: status Status 1, offset int64 2
 RecallMessageRequest: topic Resource 1, recall_handle string 2
 RecallMessageResponse: status Status 1, message_id string 2
 """
@@ -211,3 +228,8 @@ def _classes() -> dict[str, GrpcMessage]:
 
 CLASSES: Final[dict[str, GrpcMessage]] = _classes()
 """Class of each message, by its name in the table."""
+
+
+def duration(length_ms: int) -> GrpcMessage:
+    """Return a length of time, ms, as the protocol has it."""
+    return CLASSES["Duration"](seconds=length_ms // 1_000, nanos=length_ms % 1_000 * 1_000_000)

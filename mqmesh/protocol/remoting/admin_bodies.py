@@ -27,9 +27,11 @@ class TopicListBody(msgspec.Struct, rename="camel", gc=False):
 
     Attributes:
         topic_list: Names.
+        broker_addr: Address of a broker that knows more, where the list may be one broker's.
     """
 
     topic_list: list[str]
+    broker_addr: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class GroupListBody(msgspec.Struct, rename="camel", gc=False):
@@ -261,12 +263,12 @@ class SubscriptionAnswer(msgspec.Struct, rename="camel", gc=False):
     """Answer to QUERY_SUBSCRIPTION_BY_CONSUMER.
 
     Attributes:
-        subscription_data: None if no member subscribes to the topic.
+        subscription_data: Left out if no member subscribes to the topic.
         group: Consumer group.
         topic: Topic.
     """
 
-    subscription_data: SubscribedBody | None
+    subscription_data: SubscribedBody | msgspec.UnsetType
     group: str
     topic: str
 
@@ -414,15 +416,15 @@ class QueueUnitBody(msgspec.Struct, rename="camel", gc=False):
         physic_offset: Offset in the log, as RocketMQ's clients see it.
         physic_size: Bytes of its batch.
         tags_code: Hash of its tag.
-        eval: True.
+        eval: False.
         msg: Fault of the entry.
     """
 
     physic_offset: int
     physic_size: int
     tags_code: int
-    eval: bool = True
-    msg: str = ""
+    eval: bool = False
+    msg: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class QueueUnitsBody(msgspec.Struct, rename="camel", gc=False):

@@ -33,6 +33,16 @@ class SubscriptionData(msgspec.Struct, rename="camel", gc=False):
     expression_type: Text | None = "TAG"
 
 
+class CheckClientBody(msgspec.Struct, rename="camel", gc=False):
+    """Body of CHECK_CLIENT_CONFIG.
+
+    Attributes:
+        subscription_data: Subscription that the client is about to make.
+    """
+
+    subscription_data: SubscriptionData
+
+
 class ConsumerBody(msgspec.Struct, rename="camel", gc=False):
     """A consumer's part of a heartbeat.
 
@@ -152,14 +162,16 @@ class RouteBroker(msgspec.Struct, rename="camel", gc=False):
         cluster: Its cluster.
         broker_name: Its name.
         broker_addrs: Addresses by broker id; the gateway has one, of the id 0.
+        enable_acting_master: False.
     """
 
     cluster: str
     broker_name: str
     broker_addrs: dict[int, str]
+    enable_acting_master: bool = False
 
 
-class RouteBody(msgspec.Struct, rename="camel", gc=False, omit_defaults=True):
+class RouteBody(msgspec.Struct, rename="camel", gc=False):
     """Body of the answer to GET_ROUTEINFO_BY_TOPIC.
 
     Attributes:
@@ -172,7 +184,7 @@ class RouteBody(msgspec.Struct, rename="camel", gc=False, omit_defaults=True):
     queue_datas: list[RouteQueue]
     broker_datas: list[RouteBroker]
     filter_server_table: dict[str, list[str]] = {}
-    order_topic_conf: str | None = None
+    order_topic_conf: str | msgspec.UnsetType = msgspec.UNSET
 
 
 def decode_body(kind: type[_T], body: bytes) -> _T:

@@ -34,18 +34,25 @@ import binascii
 import struct
 import zlib
 from collections.abc import Mapping
-from typing import Final
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, Final
 
 import msgspec
 import zstandard
 
 from mqmesh.errors import RemoteProtocolError
 
+lz4_frame: Any = import_module("lz4.frame") if find_spec("lz4") else None
+"""Package that decompresses LZ4, which may be missing."""
+
 MAGIC_V1: Final = -626843481
 MAGIC_V2: Final = -626843477
 COMPRESSED: Final = 1
 """Bit of the system flag: the body is compressed, by zlib unless the bits of ``COMPRESSION`` say
 otherwise."""
+COMMITTED: Final = 8
+"""Bit of the system flag: the message was committed in a transaction."""
 COMPRESSION: Final = 0x7 << 8
 LZ4: Final = 0x1 << 8
 ZSTD: Final = 0x2 << 8
@@ -75,6 +82,7 @@ class RecordPlace(msgspec.Struct, frozen=True, gc=False):
         store_port: The port.
         reconsume_times: How often it was sent back.
         prepared_offset: Where its half message is; 0 without.
+        system_flag: ``COMMITTED`` or 0.
     """
 
     queue_id: int
@@ -86,6 +94,7 @@ class RecordPlace(msgspec.Struct, frozen=True, gc=False):
     store_port: int
     reconsume_times: int = 0
     prepared_offset: int = 0
+    system_flag: int = 0
 
 
 def encode_record(
@@ -118,7 +127,7 @@ def encode_record(
         flag,
         place.queue_offset,
         place.log_offset,
-        0,
+        place.system_flag,
         place.born_ms,
         _NOWHERE,
         0,
@@ -179,28 +188,28 @@ def decode_batch(data: bytes, max_count: int) -> list[BatchedMessage]:
     Raises:
         RemoteProtocolError: It is no row of messages, or there are more than ``max_count``.
     """
-    view, position, found = memoryview(data), 0, list[BatchedMessage]()
-    while position < len(view):
+    position, found = 0, list[BatchedMessage]()
+    while position < len(data):
         if len(found) == max_count:
             raise RemoteProtocolError(f"more than {max_count} messages in a batch")
         try:
-            size, _, _, flag, body_size = _BATCH_HEAD.unpack_from(view, position)
+            size, _, _, flag, body_size = _BATCH_HEAD.unpack_from(data, position)
             start = position + _BATCH_HEAD.size
-            properties_size = _I16.unpack_from(view, start + body_size)[0] if body_size >= 0 else -1
+            properties_size = _I16.unpack_from(data, start + body_size)[0] if body_size >= 0 else -1
         except struct.error as error:
             raise RemoteProtocolError(f"a batch that is cut off: {error}") from error
         middle = start + body_size + _I16.size
         end = middle + properties_size
-        if body_size < 0 or properties_size < 0 or end != position + size or end > len(view):
+        if body_size < 0 or properties_size < 0 or end != position + size or end > len(data):
             raise RemoteProtocolError(
                 f"message {len(found)} of a batch says {size} bytes, and has a body of {body_size} "
                 f"and properties of {properties_size}"
             )
         try:
-            text = str(view[middle:end], "utf-8")
+            text = data[middle:end].decode()
         except UnicodeDecodeError as error:
             raise RemoteProtocolError(f"properties of message {len(found)}: {error}") from error
-        body = bytes(view[start : start + body_size])
+        body = data[start : start + body_size]
         found.append(BatchedMessage(body, decode_properties(text), flag))
         position = end
     return found
@@ -220,16 +229,23 @@ def decompress(body: bytes, system_flag: int, max_bytes: int) -> bytes:
     if not system_flag & COMPRESSED:
         return body
     form = system_flag & COMPRESSION
-    if form == LZ4:
-        raise RemoteProtocolError("bodies compressed by LZ4 are not taken; use ZLIB or ZSTD")
+    if form == LZ4 and lz4_frame is None:
+        raise RemoteProtocolError(
+            "bodies compressed by LZ4 need the package lz4 beside the gateway; use ZLIB or ZSTD"
+        )
+    is_whole = True
     try:
         if form == ZSTD:
             with zstandard.ZstdDecompressor().stream_reader(body) as reader:
                 found = reader.read(max_bytes + 1)
         else:
-            found = zlib.decompressobj().decompress(body, max_bytes + 1)
-    except (zlib.error, zstandard.ZstdError) as error:
+            one: Any = lz4_frame.LZ4FrameDecompressor() if form == LZ4 else zlib.decompressobj()
+            found = one.decompress(body, max_bytes + 1)
+            is_whole = one.eof
+    except (zlib.error, zstandard.ZstdError, RuntimeError) as error:
         raise RemoteProtocolError(f"a body that cannot be decompressed: {error}") from error
     if len(found) > max_bytes:
         raise RemoteProtocolError(f"a decompressed body is over {max_bytes} bytes")
-    return found
+    if not is_whole:
+        raise RemoteProtocolError(f"a body that cannot be decompressed: {len(body)} bytes, cut off")
+    return bytes(found)

@@ -33,6 +33,7 @@ from mqmesh.roles.broker.features.groups.membership import MembershipFeature
 from mqmesh.roles.broker.features.groups.offsets import OffsetsFeature
 from mqmesh.roles.broker.features.groups.progress import GroupProgressFeature, ProgressReader
 from mqmesh.roles.broker.features.groups.resets import ResetsFeature
+from mqmesh.roles.broker.features.processing.feature import ProcessingFeature
 from mqmesh.roles.broker.features.pulling.feature import PullingFeature
 from mqmesh.roles.broker.features.queries.feature import QueriesFeature
 from mqmesh.roles.broker.features.replication.feature import ReplicationFeature
@@ -44,6 +45,8 @@ from mqmesh.roles.broker.features.retries.replay import ReplayFeature
 from mqmesh.roles.broker.features.retries.send_back import SendBackFeature
 from mqmesh.roles.broker.features.sending.feature import SendingFeature
 from mqmesh.roles.broker.features.snapshots.feature import SnapshotsFeature
+from mqmesh.roles.broker.features.tables.feature import StagedTables, TablesFeature
+from mqmesh.roles.broker.features.tables.tables import Tables
 from mqmesh.roles.broker.features.topics.feature import TopicsFeature
 from mqmesh.roles.broker.features.traffic.feature import TrafficFeature
 from mqmesh.roles.broker.features.transactions.feature import TransactionsFeature, settings_of
@@ -51,13 +54,14 @@ from mqmesh.roles.broker.features.transactions.half_messages import PendingHalfM
 from mqmesh.roles.broker.followers.follower_table import FollowerTable
 from mqmesh.roles.broker.followers.read_advice import ReadAdvice
 from mqmesh.roles.broker.group_state.committed_offsets import CommittedOffsets
-from mqmesh.roles.broker.group_state.consumer_groups import GROUPS_SETTLE_MS, ConsumerGroups
+from mqmesh.roles.broker.group_state.consumer_groups import ConsumerGroups
 from mqmesh.roles.broker.group_state.group_limits import GroupLimits
 from mqmesh.roles.broker.group_state.group_pulls import GroupPulls
 from mqmesh.roles.broker.group_state.group_table import GroupTable
 from mqmesh.roles.broker.group_state.moved_offsets import OffsetResets
 from mqmesh.roles.broker.group_state.owner_records import OwnerRecords
 from mqmesh.roles.broker.group_state.queue_locks import QueueLocks
+from mqmesh.roles.broker.group_state.used_groups import UsedGroups
 from mqmesh.roles.broker.index.indexer_link import IndexerLink
 from mqmesh.roles.broker.reading.meta_cache import MetaCache
 from mqmesh.roles.broker.state_records import (
@@ -73,6 +77,7 @@ from mqmesh.roles.broker.write_turn import WriteTurn
 from mqmesh.roles.broker.writing.send_admission import SendAdmission
 from mqmesh.roles.broker.writing.writes import StoredListener, Writes
 from mqmesh.roles.dispatch import Handler
+from mqmesh.storage.table_rows import MemoryRows, TableRows
 
 FEATURES: Final[tuple[type[Feature], ...]] = (
     SnapshotsFeature,
@@ -81,9 +86,11 @@ FEATURES: Final[tuple[type[Feature], ...]] = (
     RetentionFeature,
     QueriesFeature,
     TransactionsFeature,  # what it decides is sent
+    TablesFeature,  # what expires is sent
     SendingFeature,
     PullingFeature,
     DeliveryFeature,
+    ProcessingFeature,
     FilterServersFeature,
     RequestReplyFeature,
     ClientRpcFeature,
@@ -115,6 +122,7 @@ class SharedState:
     Args:
         core: The core of the broker.
         followers: Followers of a master.
+        rows: Rows of tables.
 
     Attributes:
         topics: Topics by name.
@@ -129,14 +137,17 @@ class SharedState:
         owners: Members and owners of queues, as they are kept in the log.
         half_messages: Half messages that wait for their decision.
         schedule: The schedule service, and who waits for it.
+        tables: Rows of tables.
+        staged_tables: Batches of tables on the stage.
         listeners: Features that follow what is stored in a topic, by topic.
         admission: Decides which sends have waited for too long.
         auto_creation: What each client has created lately by using it.
+        used_groups: Groups that clients use for the first time.
         metas: Batch metas decoded before.
         read_advice: Follower that a consumer should read from.
     """
 
-    def __init__(self, core: Core, followers: FollowerTable) -> None:
+    def __init__(self, core: Core, followers: FollowerTable, rows: TableRows) -> None:
         config = core.config
         self.topics = _topic_table_of(core)
         self.groups = _consumer_groups_of(core)
@@ -144,6 +155,7 @@ class SharedState:
             config.max_subscription_groups,
             auto_create=config.auto_create_subscription_group,
             busy_retry_after_ms=config.busy_retry_after_ms,
+            quotas=core.quotas,
         )
         self.limits = GroupLimits(core.clock)
         self.committed = CommittedOffsets(config.max_consumer_offsets, config.busy_retry_after_ms)
@@ -158,6 +170,8 @@ class SharedState:
         self.owners = OwnerRecords(self.groups, self.queue_locks, is_kept=core.copies_confirm)
         self.half_messages = PendingHalfMessages(settings_of(config), core.random)
         self.schedule = ScheduleLink(core.epoch)
+        self.tables = Tables(core, self.topics, rows)
+        self.staged_tables = StagedTables(self.tables)
         self.listeners: dict[str, StoredListener] = {
             TRANS_HALF_TOPIC: self.half_messages,
             SCHEDULE_TOPIC: self.schedule,
@@ -168,6 +182,7 @@ class SharedState:
             config.auto_queues_per_minute,
             config.auto_groups_per_minute,
         )
+        self.used_groups = UsedGroups(core.clock, self.group_table, self.auto_creation.groups)
         self.metas = MetaCache()
         self.read_advice = ReadAdvice(
             config.ha,
@@ -183,7 +198,7 @@ class SharedState:
         core.state.keep(OffsetsRecord, self.committed)
         # Behind the offsets: a window's floor is newer than what they say of its queue.
         core.state.keep(DeliveryRecord, self.windows, changes_of=self.windows.changes_of)
-        core.state.keep(OwnersRecord, self.owners)
+        core.state.keep(OwnersRecord, self.owners, on_damaged=self.owners.on_damaged)
 
 
 class BrokerFeatures:
@@ -193,6 +208,7 @@ class BrokerFeatures:
         core: The core of the broker.
         followers: Followers of a master.
         index: Connection to the index process; None if there is none.
+        rows: Rows of tables; None for some in memory.
 
     Attributes:
         core: The core of the broker.
@@ -201,10 +217,14 @@ class BrokerFeatures:
     """
 
     def __init__(
-        self, core: Core, followers: FollowerTable, index: IndexerLink | None = None
+        self,
+        core: Core,
+        followers: FollowerTable,
+        index: IndexerLink | None = None,
+        rows: TableRows | None = None,
     ) -> None:
         self.core = core
-        self.state = state = SharedState(core, followers)
+        self.state = state = SharedState(core, followers, rows or MemoryRows())
         self.topics = TopicsFeature(core, state.topics, state.committed)
         self.pulling = PullingFeature(
             core,
@@ -224,10 +244,14 @@ class BrokerFeatures:
             state.admission,
             state.listeners,
             state.half_messages.table,
+            state.staged_tables,
         )
         placement = DelayPlacement(core, writes, state.schedule)
         self.transactions = TransactionsFeature(
             core, state.topics, state.groups, state.half_messages, writes
+        )
+        self.tables = TablesFeature(
+            core, state.topics, state.staged_tables, writes, lambda: followers.wish
         )
         self.sending = SendingFeature(
             core,
@@ -238,13 +262,14 @@ class BrokerFeatures:
             state.metas,
             state.auto_creation,
             state.admission,
+            self.tables,
         )
         self.delays = DelaysFeature(core, writes, state.schedule)
         self.send_back = SendBackFeature(
             core,
             state.topics,
-            state.groups,
             state.group_table,
+            state.used_groups,
             state.committed,
             writes,
             placement.place,
@@ -254,12 +279,18 @@ class BrokerFeatures:
         self.replay = ReplayFeature(core, state.topics, state.groups, state.group_table, writes)
         self._build_groups()
         self._build_others(followers, index)
-        self._turn = WriteTurn(
-            core,
+        self._turn = self._write_turn()
+        self.turn_ended = self._end_follower_turn if core.is_follower else self._turn.end
+        self._put_in_order()
+
+    def _write_turn(self) -> WriteTurn:
+        state = self.state
+        return WriteTurn(
+            self.core,
             state.half_messages,
             state.groups,
             state.schedule,
-            writes,
+            self.writes,
             state.admission,
             self.transactions,
             self.pulling,
@@ -267,9 +298,8 @@ class BrokerFeatures:
             self.membership,
             self.delays,
             self.replication,
+            state.tables,
         )
-        self.turn_ended = self._end_follower_turn if core.is_follower else self._turn.end
-        self._put_in_order()
 
     def _delivery(self) -> DeliveryFeature:
         state = self.state
@@ -302,7 +332,13 @@ class BrokerFeatures:
     def _build_groups(self) -> None:
         core, state = self.core, self.state
         self.membership = MembershipFeature(
-            core, state.groups, state.group_table, state.queue_locks, state.auto_creation
+            core,
+            state.groups,
+            state.group_table,
+            state.queue_locks,
+            state.auto_creation,
+            state.used_groups,
+            self.delivery.queues.note_subscriptions,
         )
         self.locks = LocksFeature(core, state.topics, state.groups, state.queue_locks, state.owners)
         self.offsets = OffsetsFeature(
@@ -311,7 +347,15 @@ class BrokerFeatures:
             state.groups,
             state.committed,
             state.moved,
-            self.membership.note_used,
+            state.queue_locks,
+            state.used_groups,
+        )
+        self.processing = ProcessingFeature(
+            core,
+            self.writes,
+            self.sending.admit_outputs,
+            self.delivery.settlements.plan_processed,
+            self.offsets.plan_processed,
         )
         self.resets = ResetsFeature(
             core,
@@ -380,6 +424,11 @@ class BrokerFeatures:
         for one in self._in_order:
             one.loaded()
 
+    def opened(self) -> None:
+        """Begin to serve clients; called once, by a master."""
+        for one in self._in_order:
+            one.opened()
+
     def _end_follower_turn(self, turn: BrokerTurn) -> bool:
         pulls_left = self.pulling.begin_turn()
         self.membership.send_notices()
@@ -440,35 +489,23 @@ class BrokerFeatures:
 def _consumer_groups_of(core: Core) -> ConsumerGroups:
     """Return the clients and groups of a role that begins: none."""
     config = core.config
-    was_elected = core.leadership is not None and not core.knows_owners
     return ConsumerGroups(
         grace_ms=config.client_lost_grace_ms,
         expiry_ms=config.client_channel_expired_timeout_ms,
         most_clients=config.max_clients,
         first_generation=first_number(core.epoch),
         busy_retry_after_ms=config.busy_retry_after_ms,
-        settled_ms=core.began_ms + GROUPS_SETTLE_MS if was_elected else 0,
     )
 
 
 def _queue_locks_of(core: Core) -> QueueLocks:
-    """Return the locks of a role that begins.
-
-    Where the log does not say who has locks, for a while only who had one gets it.
-    """
+    """Return the locks of a role that begins: none."""
     config = core.config
-    settled_ms = free_ms = 0
-    if core.has_past and not core.knows_owners:
-        settled_ms = core.began_ms + config.rebalance_lock_lost_grace_ms
-        # So long a master that is cut off may not know that it is one no more.
-        free_ms = settled_ms + (core.lease_ttl_ms if core.leadership is not None else 0)
     return QueueLocks(
         lease_ms=config.rebalance_lock_max_live_time_ms,
         lost_grace_ms=config.rebalance_lock_lost_grace_ms,
         most=config.max_consumer_offsets,
         first_token=first_number(core.epoch) + 1,
-        settled_ms=settled_ms,
-        free_ms=free_ms,
         busy_retry_after_ms=config.busy_retry_after_ms,
     )
 
@@ -477,7 +514,10 @@ def _topic_table_of(core: Core) -> TopicTable:
     """Return the topics of a role that begins: none, until the state log is loaded."""
     config = core.config
     return TopicTable(
-        config.max_topics, config.busy_retry_after_ms, most_auto=config.max_auto_topics
+        config.max_topics,
+        config.busy_retry_after_ms,
+        most_auto=config.max_auto_topics,
+        quotas=core.quotas,
     )
 
 

@@ -32,6 +32,7 @@ CHANGEABLE: Final = (
     "transaction_timeout_ms",
     "transaction_check_interval_ms",
     "transaction_check_max",
+    "table_tombstone_ms",
     "long_polling_max_ms",
     "busy_poll_us",
     "log_level",
@@ -119,14 +120,17 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         message_delay_level: What the delay levels mean, level 1 first: 1 to 64 numbers with
             their units s, m, h or d. Messages that wait already keep their times.
         filter_server_enable: Allow filters in Python, which consumers upload and which run in
-            confined processes of filter servers beside this broker. Whoever may subscribe
-            may then run code on those machines.
+            confined processes of filter servers beside this broker. Every client that may
+            subscribe may then run code on those machines.
         transaction_timeout_ms: How long a half message may wait for its decision before a member
             of its producer group is asked about it, 0 to 86,400,000 ms; its sender may say
             otherwise (CHECK_IMMUNITY_TIME_IN_SECONDS). Longer than local transactions take.
         transaction_check_interval_ms: How long until one is asked again, 10 to 86,400,000 ms.
         transaction_check_max: How often in all, 1 to 1,000; then the half message is parked,
             and copied to TRANS_CHECK_MAX_TIME_TOPIC.
+        table_tombstone_ms: How long a table remembers that a key was deleted or has expired, 1,000
+            to 31,622,400,000 ms; it counts for keys deleted from then on. Longer than watchers may
+            be away.
         long_polling_max_ms: Longest time that a pull may wait for a message, 0 to 30,000 ms.
         busy_poll_us: How long the broker waits awake for the next request before it sleeps, 0 to
             10,000 us; only as long as requests do come within that time. 0 spares the
@@ -173,8 +177,9 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             for their turn while others ask for much.
         max_staged_bytes: Message bytes gathered before one write to the log, 64 KiB to 1 GiB.
             More makes no difference unless very many producers send large batches at once.
-        max_sync_flush_waits: With ``SYNC_FLUSH``: requests that may wait for the disk at a
-            time, 1 to 1,000,000; beyond it sends are refused with SYSTEM_BUSY.
+        max_sync_flush_waits: With ``SYNC_FLUSH`` or copies: sends that may wait for the disk or
+            for copies at a time, and as many requests for locks of queues, 1 to 1,000,000; beyond
+            it they are refused with SYSTEM_BUSY.
         wait_time_mills_in_send_queue: A send may be refused with SYSTEM_BUSY when it waited for
             longer than this to be written, 1 to 60,000 ms; see the next setting.
         os_page_cache_busy_timeout_mills: That happens only when waits have stayed so long for
@@ -198,8 +203,8 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         max_subscription_groups: Consumer groups that this broker keeps settings of, 1 to
             1,000,000.
         max_clients: Producers and consumers that may be registered, 1 to 1,000,000.
-        max_producers_per_connection: Producers that may send by one connection, 1 to 65,536; the
-            SDK has two at most.
+        max_producers_per_connection: Producers that may send by one connection, 1 to 65,536; a
+            consumer that processes messages has up to 48.
         max_consumer_offsets: Offsets kept, one a group and queue, 1 to 100,000,000; about
             200 bytes of memory each.
         max_open_replies: Replies to requests that may be on their way to clients at a time, 1
@@ -230,6 +235,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     transaction_timeout_ms: Annotated[int, msgspec.Meta(ge=0, le=86_400_000)] = 6_000
     transaction_check_interval_ms: Annotated[int, msgspec.Meta(ge=10, le=86_400_000)] = 30_000
     transaction_check_max: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 15
+    table_tombstone_ms: Annotated[int, msgspec.Meta(ge=1_000, le=31_622_400_000)] = 86_400_000
     long_polling_max_ms: Annotated[int, msgspec.Meta(ge=0, le=30_000)] = 30_000
     busy_poll_us: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 200
     log_level: LogLevel = LogLevel.AS_STARTED

@@ -11,7 +11,7 @@ from typing import Final
 
 from mqmesh.clock import Clock
 from mqmesh.coordination.interface import AckReplicas
-from mqmesh.errors import BrokerNotAvailable, MQMeshError, StorageError, StoreClosed
+from mqmesh.errors import BrokerNotAvailable, MQMeshError, OffsetIllegal, StoreClosed
 from mqmesh.protocol.codes import ResponseCode, error_of
 from mqmesh.protocol.command import Answer
 from mqmesh.protocol.messaging import BatchOutcome, SendStatus
@@ -22,7 +22,7 @@ from mqmesh.roles.broker.ha.leadership import Leadership
 from mqmesh.roles.broker.helper_thread import RunAside
 from mqmesh.roles.broker.replica_metrics import ReplicaCounts
 from mqmesh.roles.broker.staging import OpenSend
-from mqmesh.roles.broker.state_log import StateLog
+from mqmesh.roles.broker.state_log import OnSaved, StateLog
 from mqmesh.roles.broker.stats import BrokerStats
 from mqmesh.roles.dispatch import Dispatch
 from mqmesh.roles.live_settings import LiveSettings
@@ -114,12 +114,6 @@ class Core:
         return leadership is not None and leadership.policy.mode is not AckReplicas.NONE
 
     @property
-    def knows_owners(self) -> bool:
-        """Return whether the log says who has queues by grace of the masters before."""
-        leadership = self.leadership
-        return self.copies_confirm and leadership is not None and leadership.has_all
-
-    @property
     def config(self) -> BrokerConfig:
         """Settings in force."""
         return self.settings.now
@@ -127,10 +121,40 @@ class Core:
     def write_state(self) -> None:
         """Writes all changes of topics, groups and offsets.
 
-        Whoever waits for that is called back once the log is safe so far.
+        Callbacks that wait for that run once the log is safe so far.
         """
         written = self.state.write()
         waiters, error = written.waiters, written.error
+
+        def on_safe(late: MQMeshError | None) -> None:
+            for on_saved in waiters:
+                on_saved(error or late)
+
+        if not waiters:
+            return
+        if error is not None:
+            on_safe(None)
+        else:
+            self.when_safe(written.end_offset, on_safe)
+
+    def require_state(self) -> None:
+        """Write all changes, since what the caller stores next depends on them.
+
+        Raises:
+            StorageError: Why the log does not take them.
+        """
+        self.write_state()
+        if self.state.failure is not None:
+            raise self.state.failure
+
+    def when_safe(self, end_offset: int, on_safe: OnSaved) -> None:
+        """Calls back once the log is safe to an offset.
+
+        Args:
+            end_offset: Commit-log offset.
+            on_safe: Called with None, now or later, or with ``BrokerNotAvailable`` if it may be
+                stored and is not known to be safe.
+        """
 
         def on_stored(outcomes: list[BatchOutcome]) -> None:
             late: MQMeshError | None = None
@@ -138,19 +162,16 @@ class Core:
                 late = error_of(outcomes[0].code, outcomes[0].remark)
             elif outcomes[0].status != SendStatus.SEND_OK:
                 name = SendStatus(outcomes[0].status).name
-                late = StorageError(
-                    f"the change is in the log of this broker, but not safe: {name}"
+                late = BrokerNotAvailable(
+                    f"it is in the log of this broker, but not safe yet: {name}; repeat it"
                 )
-            for on_saved in waiters:
-                on_saved(error or late)
+            on_safe(late)
 
-        if not waiters:
-            return
-        if error is not None or self.commit_point.is_safe(written.end_offset):
-            on_stored([_SUCCESS])
+        if self.commit_point.is_safe(end_offset):
+            on_safe(None)
         else:
-            send = OpenSend(None, [_SUCCESS], written.end_offset, on_stored=on_stored)
-            self.commit_point.wait(send, send.end_offset, self.clock.monotonic_ms())
+            send = OpenSend(None, [_SUCCESS], end_offset, on_stored=on_stored, is_asked=True)
+            self.commit_point.wait(send, end_offset, self.clock.monotonic_ms())
 
     def reply_when_saved(self, request: Request, answer: Answer) -> None:
         """Answers once all that has changed in this turn is in the log, and safe there.
@@ -176,6 +197,14 @@ class Core:
 def store_stopped(error: StoreClosed) -> BrokerNotAvailable:
     """Return the error for clients of a store that has stopped writing."""
     return BrokerNotAvailable(f"this broker does not write any more: {error}")
+
+
+def no_message_at(offset: int) -> OffsetIllegal:
+    """Return the error of an offset of the log where no message is, or one of another namespace."""
+    return OffsetIllegal(
+        f"no message begins at {offset} of the log, unless it is damaged there (`mqmesh store "
+        "verify` finds them); offset ids come from messages, nobody can make them up"
+    )
 
 
 def only_commitlog(config: BrokerConfig, what: str) -> str:

@@ -27,6 +27,7 @@ from mqmesh.roles.document_saver import MakeSaver, Read
 from mqmesh.roles.live_settings import LiveSettings
 from mqmesh.roles.shell import RoleShell
 from mqmesh.storage.interface import FlushDiskType, MessageStore, replicable
+from mqmesh.storage.table_rows import TableRows
 from mqmesh.transport.interface import Transport
 from mqmesh.units import MAX_OFFSET
 
@@ -54,6 +55,7 @@ class Environment(msgspec.Struct, frozen=True):
         ha: Settings of replication in force; those of a cluster stand above the file's.
         memory_bytes: Memory of the machine; 0 if that is not known.
         index: Connection to the index process; None if there is none.
+        rows: Rows of tables; None for some in memory.
     """
 
     settings: LiveSettings[BrokerConfig]
@@ -72,6 +74,7 @@ class Environment(msgspec.Struct, frozen=True):
     ha: Callable[[], HaConfig] = HaConfig
     memory_bytes: int = 0
     index: IndexerLink | None = None
+    rows: TableRows | None = None
 
     @property
     def config(self) -> BrokerConfig:
@@ -123,7 +126,7 @@ def build_features(
         memory_bytes=environment.memory_bytes,
         lease_ttl_ms=environment.ha().lease_ttl_ms,
     )
-    return BrokerFeatures(core, followers, environment.index)
+    return BrokerFeatures(core, followers, environment.index, environment.rows)
 
 
 def commit_point_of(

@@ -51,6 +51,9 @@ class Feature:
     def loaded(self) -> None:
         """Take over what the state log says; the log and its tables are read."""
 
+    def opened(self) -> None:
+        """Serve clients of a master from now on: what it inherited is confirmed."""
+
     def tick(self, now_ms: int) -> None:
         """Check deadlines; called some ten times a second with the monotonic clock in ms."""
 

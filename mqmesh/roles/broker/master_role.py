@@ -17,8 +17,8 @@ from mqmesh.roles.document_saver import MakeSaver, Read
 from mqmesh.storage.interface import MessageStore
 
 TRANSACTIONS_FILE: Final = "transactions.json"
-LEASE_AHEAD_MS: Final = 100
-"""Leases that end sooner are not left to the ticks, which come that often."""
+LEAST_WAIT_MS: Final = 3
+"""Least pause before leases and waits that are due are ended."""
 
 _log = logging.getLogger(__name__)
 
@@ -49,12 +49,12 @@ class MasterRole(BrokerRole):
         self._leadership = leadership
         self.is_open = leadership is None
         self._half_checkpoint: HalfCheckpointFile | None = None
-        self._is_lease_planned = False
         # What is read now is known to nobody else. Nor does it end where this replica, as a
         # follower, learned that it is confirmed: what is behind that is its log, too.
         store.show_to(None)
         features = build_features(given, store, leadership, epoch=epoch)
         core = features.core
+        features.delivery.on_due = self._plan_ends
         features.load()
         # The first record of a life shows whether there is room for others.
         core.state.save()
@@ -67,6 +67,8 @@ class MasterRole(BrokerRole):
             store.show_to(core.commit_point.high_watermark)
         self._handlers = features.commands()
         self._serve(features, self._handlers)
+        if self.is_open:
+            features.opened()
         if leadership is not None:
             given.shell.dispatch.refuse(
                 f"epoch {leadership.epoch} of {given.config.broker_name} begins: the followers are "
@@ -79,8 +81,10 @@ class MasterRole(BrokerRole):
 
     def open_if_confirmed(self) -> None:
         """Implement ``BrokerRole.open_if_confirmed``."""
-        if self._leadership is not None and self._leadership.is_confirmed:
+        leadership, features = self._leadership, self.features
+        if leadership is not None and leadership.is_confirmed and features is not None:
             self.is_open = True
+            features.opened()
             self._open(self._handlers)
             self.announce()
 
@@ -110,23 +114,15 @@ class MasterRole(BrokerRole):
             if self._leadership or has_followers or features.core.state.is_due:
                 features.core.write_state()
         super().tick(now_ms)
-        self._plan_leases(now_ms)
 
-    def _plan_leases(self, now_ms: int) -> None:
-        """Have leases that end before the next tick end in time."""
-        if not self.serves or self.features is None or self._is_lease_planned:
-            return
-        due_ms = self.features.delivery.next_ms()
-        if due_ms is not None and due_ms - now_ms < LEASE_AHEAD_MS:
-            self._is_lease_planned = True
-            self._given.transport.loop.call_later(max(due_ms - now_ms, 0), self._end_leases)
+    def _plan_ends(self, due_ms: int) -> None:
+        """Have leases and waits that end before the next tick end in time; monotonic clock."""
+        wait_ms = max(due_ms - self._given.clock.monotonic_ms(), LEAST_WAIT_MS)
+        self._given.transport.loop.call_later(wait_ms, self._end_due)
 
-    def _end_leases(self) -> None:
-        self._is_lease_planned = False
+    def _end_due(self) -> None:
         if self.serves and self.features is not None:
-            now_ms = self._given.clock.monotonic_ms()
-            self.features.delivery.tick(now_ms)
-            self._plan_leases(now_ms)
+            self.features.delivery.tick(self._given.clock.monotonic_ms())
 
     def save(self) -> None:
         """Implement ``BrokerRole.save``."""
@@ -169,10 +165,8 @@ class MasterRole(BrokerRole):
         features.state.half_messages.recover(
             features.core.store,
             document,
-            features.transactions.has_queue,
             wall_ms=given.clock.wall_ms(),
             now_ms=given.clock.monotonic_ms(),
-            segment_bytes=given.config.storage.mapped_file_size_commit_log,
         )
 
 

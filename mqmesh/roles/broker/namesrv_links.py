@@ -71,7 +71,7 @@ class NamesrvLinks:
         connect: Makes a connection to ``host:port`` that reports when it stands and breaks.
         clock: Source of time.
         call_soon: Makes the loop call in its next turn.
-        on_stale: Told, with the reason, that a master of a later epoch was there.
+        on_stale: Called with the reason when a master of a later epoch was there.
         access: Its access list, which catches up with the name servers'; None for none.
 
     Attributes:
@@ -149,7 +149,7 @@ class NamesrvLinks:
             self._call_soon(self.tick)
 
     def unregister(self) -> None:
-        """Tells the name servers that this broker goes, so that no client waits for it."""
+        """Report to the name servers that this broker goes, so that no client waits for it."""
         self._broker = None
         config = self._config
         header = encode_header(
@@ -269,7 +269,7 @@ def announced_topics(table: TopicTable, config: BrokerConfig) -> list[TopicConfi
 
 
 def _ignore(outcome: Command | MQMeshError) -> None:
-    """Whoever leaves does not wait for an answer's content."""
+    """Take no note of an answer: this broker leaves."""
 
 
 REGISTRATION_METRICS: Final[tuple[Measured[NamesrvLinks], ...]] = (

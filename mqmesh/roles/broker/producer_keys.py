@@ -67,7 +67,7 @@ class ProducerKeys:
 
 
 class EndProofs:
-    """Tells who may decide about half messages: their producer, and who was asked about them.
+    """Proofs of who may decide about half messages: their producer, and who was asked about them.
 
     Tokens are for this life of the broker: who was asked in an earlier one is asked again.
 

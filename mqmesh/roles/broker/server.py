@@ -94,6 +94,8 @@ from mqmesh.storage.interface import (
     begin_own_epoch,
     replicable,
 )
+from mqmesh.storage.lmdb.table_file import TableFile
+from mqmesh.storage.table_rows import MemoryRows, TableRows
 from mqmesh.storage.tools.snapshot_making import remove_unfinished
 from mqmesh.transport.endpoints import endpoint_of
 from mqmesh.transport.interface import Connection, ServerLimits, Timer, Transport
@@ -107,6 +109,7 @@ PROGRESS_TICK_MS: Final = 20
 """PING is answered so often while the store recovers."""
 
 CONFIG_DIRECTORY: Final = "config"
+TABLES: Final = "tables"
 OVERRIDES_FILE: Final = "overrides.json"
 
 _log = logging.getLogger(__name__)
@@ -121,6 +124,9 @@ class BrokerServer:
         clock: Source of time, the loop's by default.
         opener: Opens the store; the configuration says which by default.
         copier: Makes the folder of a closed store an empty copy of a master's.
+
+    Attributes:
+        rows: Rows of tables.
     """
 
     def __init__(
@@ -157,6 +163,7 @@ class BrokerServer:
         self._member: GroupMember | None = None
         self._promises: VoteState = NoVoteState()
         self._index: IndexerLink | None = None
+        self.rows: TableRows = MemoryRows()
         self._executor: Executor | None = None
         # Copying a segment takes seconds, which no topic or offset shall wait for.
         self._aside = transport.executor("snapshot")
@@ -195,6 +202,7 @@ class BrokerServer:
         self._shell.state = "recovering"
         self._store = self._open()
         if self._keeps:
+            self.rows = TableFile(self._root / TABLES, read_boot_id())
             follows = history.follows_next(config)
             remember_start(before, self._root, config.security, follows=follows)
         host = config.advertised_host or bindable(config.listen_host)
@@ -206,7 +214,7 @@ class BrokerServer:
             "" if ring is None else ring.own.public_key,
         )
         remove_unfinished(config.snapshot.root(self._root), config.broker_name)
-        self._tell_metrics()
+        self._expose_metrics()
         connect = self._transport.connect
         self._index = begin_index(
             config, lambda at: connect(at), ring, self._clock, self._root, self._log_extent
@@ -274,6 +282,7 @@ class BrokerServer:
             self._executor.shutdown()
             self._executor = None
         self._aside.shutdown()
+        self.rows.close()
         if self._store is not None:
             self._store.close()
             self._store = None
@@ -448,8 +457,9 @@ class BrokerServer:
                 log_end=log.log_end,
                 lag_max_ms=config.ha.replica_lag_max_ms,
                 counts_synced=config.storage.flush_disk_type is FlushDiskType.SYNC_FLUSH,
-                has_all=state.unclean_since != state.epoch
-                and (not before.end or before.last_epoch > state.mode_since_epoch),
+                owners_from=max(
+                    state.unclean_since, state.mode_since_epoch + 1 if before.end else 0
+                ),
             )
             self._role = MasterRole(self._environment(), store, state.epoch, leadership)
         except MQMeshError:
@@ -542,6 +552,7 @@ class BrokerServer:
         keeps = held.log_end > held.log_start
         if self._index is not None:
             self._index.close()  # it is another log's; the next tick starts it anew
+        self.rows.close()  # likewise
         self._store.close()
         try:
             aside = self._copy(self._root, beginning, now_ms=self._clock.wall_ms(), keeps=keeps)
@@ -593,6 +604,7 @@ class BrokerServer:
             lambda: self._in_force().ha,
             os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
             self._index,
+            self.rows,
         )
 
     def _in_force(self) -> BrokerConfig:
@@ -694,7 +706,7 @@ class BrokerServer:
         except StoreClosed as error:
             self._store_failed = True
             _log.critical("the store has stopped, so this broker ends: %s", error)
-            # Whoever starts it again has it recover; as it is, it would never write again.
+            # When it is started again, it recovers; as it is, it would never write again.
             self._loop.fail(error)
             return
         except TooManyOpenFiles as error:
@@ -735,7 +747,7 @@ class BrokerServer:
 
     # ---- Metrics -----------------------------------------------------------------------
 
-    def _tell_metrics(self) -> None:
+    def _expose_metrics(self) -> None:
         expose = self._shell.expose
         for kind in FEATURES:
             expose(kind.metrics, partial(self._feature, kind))
@@ -756,7 +768,7 @@ class BrokerServer:
             return role.ha_status()
         return self._opened_features().replication.ha_status()
 
-    def _get_ha_status(self, request: Request, asked: HaStatusRequest) -> Answer:
+    def _get_ha_status(self, request: Request, header: HaStatusRequest) -> Answer:
         status = self._ha_status()
         return status if self._member is None else self._member.complete(status)
 

@@ -15,7 +15,7 @@ from mqmesh.protocol.request import PendingReply
 from mqmesh.storage.interface import BatchToPut, PutResult, PutStatus
 
 Outcomes = Callable[[list[BatchOutcome]], None]
-"""Told what became of batches, one outcome each."""
+"""Function that is called with the outcomes of batches, one each."""
 
 _OK: Final = int(ResponseCode.SUCCESS)
 _NO_WAIT_STORE: Final = int(Attributes.NO_WAIT_STORE)
@@ -34,12 +34,14 @@ class OpenSend(msgspec.Struct, eq=False):
         outcomes: One a batch, in the request's order; None where the store decides.
         end_offset: It may be answered once the log is safe to here.
         on_stored: Called instead of an answer, when nobody waits for one.
+        is_asked: A client waits for what ``on_stored`` does.
     """
 
     pending: PendingReply | None
     outcomes: list[BatchOutcome | None]
     end_offset: int = 0
     on_stored: Outcomes | None = None
+    is_asked: bool = False
 
 
 class SendStage(msgspec.Struct, eq=False):
@@ -74,7 +76,7 @@ def fill_in(
                 result = results[position]
                 waits = not batches[position].header.attributes & _NO_WAIT_STORE
                 if result.base_queue_offset < 0:
-                    outcomes[index] = _refusal(batches[position], result)
+                    outcomes[index] = refusal_of(batches[position], result)
                 else:
                     outcomes[index] = BatchOutcome(
                         _OK,
@@ -105,7 +107,8 @@ def fill_in_status(send: OpenSend, status: SendStatus) -> None:
     ]
 
 
-def _refusal(batch: BatchToPut, result: PutResult) -> BatchOutcome:
+def refusal_of(batch: BatchToPut, result: PutResult) -> BatchOutcome:
+    """Return the outcome of a batch that the store has refused."""
     if result.status is PutStatus.SEQUENCE_CONFLICT:
         header = batch.header
         return BatchOutcome(

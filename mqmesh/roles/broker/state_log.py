@@ -12,7 +12,7 @@ reads on from there. What is before that place retention may remove.
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -24,13 +24,21 @@ from mqmesh.errors import CorruptRecord, MQMeshError, StorageError
 from mqmesh.message import STATE_TOPIC
 from mqmesh.roles.broker.state_records import (
     STATE_QUEUE,
+    JoinedRecords,
     StateBody,
     StateRecord,
     decode_state,
     encode_state,
     in_bodies,
 )
-from mqmesh.storage.interface import BatchToPut, GetStatus, MessageStore, StoreConfig
+from mqmesh.storage.interface import (
+    BatchToPut,
+    GetStatus,
+    MessageStore,
+    PutResult,
+    PutStatus,
+    StoreConfig,
+)
 from mqmesh.units import KIB, MIB, CommitLogOffset
 
 HOLDER: Final = "the broker's state"
@@ -45,7 +53,7 @@ RETRY_MS: Final = 1_000
 """A write that failed is tried again after so long."""
 
 OnSaved = Callable[[MQMeshError | None], None]
-"""Told when what was to be saved is in the log, and safe there, or why it is not."""
+"""Function that is called once what was to be saved is safe in the log, or with the reason."""
 
 _log = logging.getLogger(__name__)
 
@@ -67,6 +75,18 @@ class StateTable(Protocol):
 
     def apply(self, record: Any) -> None:
         """Takes over what a record says."""
+
+
+class PlannedChange(msgspec.Struct, frozen=True):
+    """Change of tables that takes place once its records are in the log.
+
+    Attributes:
+        records: State records of what will be true.
+        apply: Changes the tables, which say nothing of it to the log any more.
+    """
+
+    records: Sequence[StateRecord]
+    apply: Callable[[], None]
 
 
 class Written(msgspec.Struct, frozen=True):
@@ -111,6 +131,8 @@ class StateLog:
         self._store = store
         self._tables: dict[type[StateRecord], StateTable] = {}
         self._changes: dict[StateTable, Callable[[Any], Iterable[StateRecord]]] = {}
+        self._on_damaged: list[Callable[[], None]] = []
+        self._joined = JoinedRecords()
         self.urgent: list[dict[Any, Any]] = []
         self._clock = clock
         self._segment_bytes = config.mapped_file_size_commit_log
@@ -139,6 +161,7 @@ class StateLog:
         *,
         urgent: bool = False,
         changes_of: Callable[[Any], Iterable[StateRecord]] | None = None,
+        on_damaged: Callable[[], None] | None = None,
     ) -> None:
         """Registers a table that is kept in the log.
 
@@ -148,11 +171,15 @@ class StateLog:
             urgent: Changes are written in the turn in which they came.
             changes_of: Returns the records of what has changed of a key, where ``records_of``
                 returns more than that.
+            on_damaged: Called by ``load`` where records are damaged, between those before and those
+                behind them.
         """
         assert kind not in self._tables
         self._tables[kind] = table
         if changes_of is not None:
             self._changes[table] = changes_of
+        if on_damaged is not None:
+            self._on_damaged.append(on_damaged)
         if urgent:
             self.urgent.append(table.changed)
 
@@ -177,7 +204,7 @@ class StateLog:
         """Has all changes written at the end of this turn.
 
         Args:
-            on_saved: Told what became of it, later.
+            on_saved: Called with the outcome, later.
         """
         self.waiters.append(on_saved or _nobody)
 
@@ -208,9 +235,10 @@ class StateLog:
             return Written()
         slice_size = min(SNAPSHOT_SLICE, len(self._left))
         is_whole = self._making_at is not None and slice_size == len(self._left)
-        batches = self._batches(slice_size, is_whole=is_whole)
+        batches = self._encoded(self._records(slice_size), is_whole=is_whole)
         try:
             results = store.put(batches, self._clock.wall_ms(), despite_full=True)
+            self._check_stored(batches, results)
         except StorageError as error:
             if self.failure is None:
                 _log.error("topics, groups and offsets cannot be written: %s", error)
@@ -222,6 +250,25 @@ class StateLog:
             keys.clear()
         for _ in range(slice_size):
             self._left.popleft()
+        self.note_put(batches, results)
+        if self._making_at is not None and is_whole:
+            self._end_snapshot(self._making_at, results[-1].end_offset)
+        return Written(waiters, end_offset=results[-1].end_offset)
+
+    def batches_of(self, change: PlannedChange) -> list[BatchToPut]:
+        """Return the batches of a change, which the caller stores in a group with others.
+
+        ``note_put`` follows, before anything else is written here.
+        """
+        return self._encoded(change.records, is_whole=False)
+
+    def note_put(self, batches: Sequence[BatchToPut], results: Sequence[PutResult]) -> None:
+        """Note that batches of state records are in the log.
+
+        Args:
+            batches: In order, at least one.
+            results: Their places.
+        """
         written = sum(len(batch.data) for batch in batches)
         self._bytes_since += written
         self.records_written += len(batches)
@@ -229,15 +276,12 @@ class StateLog:
             if self._making_bytes == 0:
                 self._making_position = results[0].commitlog_offset
             self._making_bytes += written
-            if is_whole:
-                self._end_snapshot(self._making_at, results[-1].end_offset)
         self._next_offset = int(results[-1].base_queue_offset) + 1
         self._log_end = results[-1].end_offset
-        return Written(waiters, end_offset=results[-1].end_offset)
 
-    def _batches(self, slice_size: int, *, is_whole: bool) -> list[BatchToPut]:
+    def _encoded(self, records: Iterable[StateRecord], *, is_whole: bool) -> list[BatchToPut]:
         wall_ms = self._clock.wall_ms()
-        bodies = in_bodies(self._records(slice_size), self._most_body_bytes)
+        bodies = in_bodies(records, self._most_body_bytes)
         batches = []
         for number, body in enumerate(bodies, 1):
             at = self._snapshot_at
@@ -246,6 +290,15 @@ class StateLog:
             data = encode_state(body, at, wall_ms)
             batches.append(BatchToPut(STATE_TOPIC, STATE_QUEUE, read_header(data), data))
         return batches
+
+    def _check_stored(self, batches: list[BatchToPut], results: list[PutResult]) -> None:
+        for batch, result in zip(batches, results, strict=True):
+            if result.status is not PutStatus.PUT_OK:
+                raise StorageError(
+                    f"the log does not take {len(batch.data)} bytes of topics, groups and offsets "
+                    f"({result.status.name}): segments have {self._segment_bytes} "
+                    "(storage.mapped_file_size_commit_log)"
+                )
 
     def _records(self, slice_size: int) -> Iterator[StateRecord]:
         for table in self._tables.values():
@@ -339,8 +392,11 @@ class StateLog:
             if body is None:
                 _log.error("a record of topics, groups and offsets is damaged, at %d", place)
                 continue
-            for record in body.records:
-                self._tables[type(record)].apply(record)
+            for record in self._joined.read(body):
+                if record is None:
+                    _log.error("a part of a record of topics and groups is missing, at %d", place)
+                else:
+                    self._tables[type(record)].apply(record)
             if body.snapshot_at != self._snapshot_at:
                 self._snapshot_at = body.snapshot_at
                 for _, position, _, begun in _read_from(
@@ -366,7 +422,11 @@ class StateLog:
 
     def _take(self, found: "_Replay", at: int) -> None:
         for record in found.records:
-            self._tables[type(record)].apply(record)
+            if record is not None:
+                self._tables[type(record)].apply(record)
+                continue
+            for on_damaged in self._on_damaged:
+                on_damaged()
         for table in self._tables.values():
             table.changed.clear()
         if found.damaged:
@@ -375,6 +435,7 @@ class StateLog:
                 "they had",
                 len(found.damaged),
             )
+        self._joined = found.joined
         self._snapshot_at = at
         self._snapshot_position, self._snapshot_end = found.position, found.snapshot_end
         self._snapshot_bytes, self._bytes_since = found.snapshot_bytes, found.total_bytes
@@ -385,9 +446,10 @@ class _Replay:
     """The state records from a place on.
 
     Attributes:
-        records: In order.
+        records: In order; None where some are damaged.
         damaged: Queue offsets of batches that cannot be read.
         is_whole: The snapshot that begins there can be read to its end.
+        joined: Reader of the records, which may have read the beginning of one.
         position: Of the first batch in the log.
         snapshot_end: Where the snapshot ends in the log.
         snapshot_bytes: Of the snapshot.
@@ -395,22 +457,24 @@ class _Replay:
     """
 
     def __init__(self, store: MessageStore, at: int, end: int) -> None:
-        self.records: list[StateRecord] = []
+        self.records: list[StateRecord | None] = []
         self.damaged: list[int] = []
         self.is_whole = False
         self.position = 0
         self.snapshot_end = 0
         self.snapshot_bytes = 0
         self.total_bytes = 0
+        self.joined = JoinedRecords()
         is_sound = True
         for place, position, size, body in _read_from(store, at, end):
             if body is None:
                 self.damaged.append(place)
+                self.records.append(None)
                 is_sound = is_sound and self.is_whole
                 continue
             if place == at:
                 self.position = position
-            self.records += body.records
+            self.records += self.joined.read(body)
             self.total_bytes += size
             if is_sound and not self.is_whole and body.snapshot_at >= at:
                 self.is_whole = True

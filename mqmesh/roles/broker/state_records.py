@@ -6,7 +6,10 @@ A state record says what is true of one thing from now on. Records stand in the 
 ======== ============ ==================================================================
 position msgpack      meaning
 ======== ============ ==================================================================
-0        int          version, 3; version 2 has no owners, version 1 fewer settings as well
+0        int          version, 6; version 5 has no tables, version 4 does not say which queues were
+                      processed either, version 3 has no parts of records and says nothing of
+                      what is known of owners, version 2 has no owners, version 1 fewer settings
+                      as well
 1        int          snapshot_at: from this queue offset on the topic holds everything
 2        array        state records, each an array that begins with its kind
 ======== ============ ==================================================================
@@ -16,11 +19,14 @@ kind state record             fields
 ==== ======================== =========================================================
 1    ``TopicRecord``          topic, settings or nil when it was deleted
 2    ``GroupRecord``          group, settings or nil
-3    ``OffsetsRecord``        group, topic, offsets by queue id or nil, whether it adds
+3    ``OffsetsRecord``        group, topic, offsets by queue id or nil, whether it adds, queues
+                              that were processed
 4    ``SentBackRecord``       group, queue offset from which its marks count, or nil
 5    ``DeliveryRecord``       group, topic, queue id, floor or nil, next offset, first valid
                               lease, spans cleared, runs in them, whether it adds
-6    ``OwnersRecord``         group, members by client id or nil, owners of queues
+6    ``OwnersRecord``         group, members by client id or nil, owners of queues, epoch
+                              whose master knew all owners or nil
+7    ``RecordPart``           number, whether it is the last, bytes
 ==== ======================== =========================================================
 
 On disk: kinds are never renumbered, fields are added at the end only. The same tables stand in
@@ -39,9 +45,13 @@ from mqmesh.message import STATE_TOPIC, Message
 from mqmesh.protocol.groups import BY_CONSUMER
 from mqmesh.units import TimestampMs
 
-STATE_VERSION: Final = 3
+STATE_VERSION: Final = 6
 STATE_QUEUE: Final = 0
 _PRODUCER_ID: Final = 1
+
+MOST_PARTS: Final = 4_096
+"""Parts of a state record: those of the largest request, in segments of the smallest size, are a
+quarter of it."""
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 _Offset = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -49,8 +59,8 @@ _Offset = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 class TopicSettings(msgspec.Struct, array_like=True, frozen=True):
     """Settings of a topic: numbers of queues, ``Perm`` bits, whether it is ordered, whether a
-    message made it, its retention, schema, priorities
-    and life times; see ``TopicConfig``."""
+    message made it, its retention, schema, priorities, life times, revisions of a table's keys, and
+    when a table was made, wall clock, ms; see ``TopicConfig``."""
 
     read_queue_nums: _Count
     write_queue_nums: _Count
@@ -63,6 +73,8 @@ class TopicSettings(msgspec.Struct, array_like=True, frozen=True):
     priorities: _Count = 0
     message_ttl: bool = False
     on_expired: str = "drop"
+    history: _Count = 0
+    table_id: _Offset = 0
 
 
 class GroupSettings(msgspec.Struct, array_like=True, frozen=True):
@@ -106,12 +118,14 @@ class OffsetsRecord(msgspec.Struct, tag=3, array_like=True, frozen=True):
         topic: Physical topic.
         offsets: Queue offset by queue id.
         adds: To what the record before says of the same; else instead of it.
+        processed: Queue ids: outputs are stored of messages before these offsets.
     """
 
     group: str
     topic: str
     offsets: dict[_Count, _Offset] | None = None
     adds: bool = False
+    processed: list[_Count] = []
 
 
 class SentBackRecord(msgspec.Struct, tag=4, array_like=True, frozen=True):
@@ -201,11 +215,34 @@ class QueueOwner(msgspec.Struct, array_like=True, frozen=True):
 
 class OwnersRecord(msgspec.Struct, tag=6, array_like=True, frozen=True):
     """Members of a group that came, changed or, with None, left, and owners of queues that changed;
-    all others stay as they were."""
+    all others stay as they were.
+
+    Attributes:
+        group: Consumer group; empty where only ``known_epoch`` is said.
+        members: Members by client id.
+        queues: Owners of queues.
+        known_epoch: Epoch of a master that knew the owners of all groups, 0 if the records before
+            may lack some; None says nothing of that.
+    """
 
     group: str
     members: dict[str, MemberSubscriptions | None] = {}
     queues: list[QueueOwner] = []
+    known_epoch: _Offset | None = None
+
+
+class RecordPart(msgspec.Struct, tag=7, array_like=True, frozen=True):
+    """Part of an encoded state record that is larger than a body may be; all follow one another.
+
+    Attributes:
+        number: From 0.
+        is_last: The record is whole.
+        data: Bytes of the record.
+    """
+
+    number: Annotated[int, msgspec.Meta(ge=0, lt=MOST_PARTS)]
+    is_last: bool
+    data: bytes
 
 
 StateRecord = (
@@ -218,7 +255,35 @@ class StateBody(msgspec.Struct, array_like=True, frozen=True):
 
     version: int
     snapshot_at: _Offset
-    records: list[StateRecord]
+    records: list[StateRecord | RecordPart]
+
+
+class JoinedRecords:
+    """Reader of the state records of bodies that follow one another; it joins those in parts."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+
+    def read(self, body: StateBody) -> Iterator[StateRecord | None]:
+        """Yield the records that end in a body; None for one whose parts cannot be read."""
+        for record in body.records:
+            if not isinstance(record, RecordPart):
+                self._parts = []  # the end of what was begun was not written
+                yield record
+                continue
+            if record.number == 0:
+                self._parts = []
+            if record.number != len(self._parts):
+                self._parts = []
+                yield None
+                continue
+            self._parts.append(record.data)
+            if record.is_last:
+                data, self._parts = b"".join(self._parts), []
+                try:
+                    yield _record_decoder.decode(data)
+                except (ValueError, RecursionError):
+                    yield None
 
 
 class _Head(msgspec.Struct, array_like=True, frozen=True):
@@ -233,6 +298,7 @@ class _RawBody(msgspec.Struct, array_like=True, frozen=True):
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(StateBody)
+_record_decoder: msgspec.msgpack.Decoder[StateRecord] = msgspec.msgpack.Decoder(StateRecord)
 _head_decoder = msgspec.msgpack.Decoder(_Head)
 
 
@@ -241,21 +307,31 @@ def in_bodies(records: Iterable[StateRecord], most_bytes: int) -> list[list[msgs
 
     Args:
         records: Any number.
-        most_bytes: A body has at most so many, or a single record that is larger.
+        most_bytes: A body has at most so many; larger records are divided into ``RecordPart``.
 
     Returns:
         What ``encode_state`` takes; at least one list.
     """
     bodies: list[list[msgspec.Raw]] = [[]]
     size = 0
-    for record in records:
-        data = msgspec.Raw(_encoder.encode(record))
+    for data in _encoded(records, most_bytes):
         if bodies[-1] and size + len(data) > most_bytes:
             bodies.append([])
             size = 0
-        bodies[-1].append(data)
+        bodies[-1].append(msgspec.Raw(data))
         size += len(data)
     return bodies
+
+
+def _encoded(records: Iterable[StateRecord], most_bytes: int) -> Iterator[bytes]:
+    for record in records:
+        data = _encoder.encode(record)
+        if len(data) <= most_bytes:
+            yield data
+            continue
+        for number, start in enumerate(range(0, len(data), most_bytes)):
+            end = start + most_bytes
+            yield _encoder.encode(RecordPart(number, end >= len(data), data[start:end]))
 
 
 def encode_state(
@@ -310,4 +386,5 @@ def in_parts(record: OffsetsRecord, most_queues: int) -> Iterator[OffsetsRecord]
     items = list(offsets.items())
     for start in range(0, len(items), most_queues):
         part = dict(items[start : start + most_queues])
-        yield OffsetsRecord(record.group, record.topic, part, adds=start > 0)
+        processed = [queue_id for queue_id in record.processed if queue_id in part]
+        yield OffsetsRecord(record.group, record.topic, part, start > 0, processed)

@@ -163,8 +163,8 @@ class Periods:
         Args:
             now_ms: Monotonic clock.
             day: Number of the day.
-            totals: Tells those of the whole broker; called once an hour.
-            others: Tells all others, and what they were; called once a minute.
+            totals: Returns those of the whole broker; called once an hour.
+            others: Returns all others, and what they were; called once a minute.
         """
         if now_ms - self._minutes_ms[-1] >= MINUTE_MS:
             self._minutes_ms.append(now_ms)

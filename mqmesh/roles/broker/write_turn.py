@@ -12,6 +12,7 @@ from mqmesh.roles.broker.features.delivery.feature import DeliveryFeature
 from mqmesh.roles.broker.features.groups.membership import MembershipFeature
 from mqmesh.roles.broker.features.pulling.feature import PullingFeature
 from mqmesh.roles.broker.features.replication.feature import ReplicationFeature
+from mqmesh.roles.broker.features.tables.tables import SETTLE_AT, Tables
 from mqmesh.roles.broker.features.transactions.feature import TransactionsFeature
 from mqmesh.roles.broker.features.transactions.half_messages import PendingHalfMessages
 from mqmesh.roles.broker.group_state.consumer_groups import ConsumerGroups
@@ -38,6 +39,7 @@ class WriteTurn:
         membership: Notices to members of groups that have changed.
         delays: The schedule service.
         replication: Followers.
+        tables: Rows of what is confirmed.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class WriteTurn:
         membership: MembershipFeature,
         delays: DelaysFeature,
         replication: ReplicationFeature,
+        tables: Tables,
     ) -> None:
         self._now_ns = core.clock.monotonic_ns
         self._halves = halves
@@ -65,9 +68,11 @@ class WriteTurn:
         self._pulling = pulling
         self._pulls = pulling.turns
         self._delivery = delivery
+        self._receives = delivery.receives
         self._membership = membership
         self._delays = delays
         self._replication = replication
+        self._tables = tables
         self._followers = replication.followers.by_peer
         self._is_elected = core.leadership is not None
 
@@ -86,7 +91,7 @@ class WriteTurn:
         self._writes.write()
         # 3. Answer pulls and receives that waited for this turn, as many as a turn may.
         pulls_left = self._pulls.begin() and self._pulling.answer_waiting()
-        receives_left = self._delivery.is_used and self._delivery.serve()
+        receives_left = self._receives.is_used and self._delivery.serve()
         # 4. Notify members of groups, and the schedule service.
         if self._groups.changed or self._groups.returned:
             self._membership.send_notices()
@@ -96,6 +101,9 @@ class WriteTurn:
         log_left = False
         if self._is_elected or self._followers:
             log_left = self._replication.feed()
+        # 6. Rows of tables: what is confirmed; a few changes wait for a tick, or for a reader.
+        if self._tables.unsettled >= SETTLE_AT:
+            self._tables.settle()
         self._admission.tick_ended(self._now_ns() // 1_000_000, turn.drained_ms)
         return pulls_left or receives_left or log_left
 

@@ -81,7 +81,7 @@ class Registry:
 
     # ---- Decisions -----------------------------------------------------------------------
 
-    def begin(self, asked: BeginSessionRequest) -> tuple[str, KeptChange]:
+    def begin(self, request: BeginSessionRequest) -> tuple[str, KeptChange]:
         """Decides on the beginning of a session.
 
         Returns:
@@ -90,19 +90,19 @@ class Registry:
         Raises:
             SystemBusy: The limit of sessions is reached.
         """
-        owners = self._owners.get(asked.key, {})
-        former = owners.get(asked.owner)
+        owners = self._owners.get(request.key, {})
+        former = owners.get(request.owner)
         if former is None and len(self._sessions) >= self._max_sessions:
             raise SystemBusy(f"there are max_sessions = {self._max_sessions} sessions already")
         name = self._new_id()
         kept = KeptSession(
-            asked.key, asked.owner, asked.ttl_ms, bytes(asked.presence), asked.process
+            request.key, request.owner, request.ttl_ms, bytes(request.presence), request.process
         )
         ended = () if former is None else (former,)
         self.ended_count += len(ended)
         return name, KeptChange(sessions={name: kept}, ended=ended)
 
-    def change(self, asked: ChangeRecordRequest) -> ChangeRecordResponse | KeptChange:
+    def change(self, request: ChangeRecordRequest) -> ChangeRecordResponse | KeptChange:
         """Decides on another value of a record.
 
         Returns:
@@ -111,17 +111,17 @@ class Registry:
         Raises:
             SystemBusy: The limit of records is reached.
         """
-        found = self._records.get(asked.key)
+        found = self._records.get(request.key)
         version = 0 if found is None else found.version
-        if asked.session and not self._may_change(asked.session, asked.key):
+        if request.session and not self._may_change(request.session, request.key):
             return ChangeRecordResponse(ChangeStatus.SESSION_LOST, version)
-        if asked.version != version:
+        if request.version != version:
             self.conflict_count += 1
             value = b"" if found is None else found.value
             return ChangeRecordResponse(ChangeStatus.CONFLICT, version, value)
         if found is None and len(self._records) >= self._max_records:
             raise SystemBusy(f"there are max_records = {self._max_records} records already")
-        return KeptChange(records={asked.key: KeptRecord(version + 1, bytes(asked.value))})
+        return KeptChange(records={request.key: KeptRecord(version + 1, bytes(request.value))})
 
     def end(self, name: str) -> KeptChange | None:
         """Decides on the end of a session; None if there is none."""
@@ -292,11 +292,11 @@ class Watches:
             self._touched.setdefault(peer, {})[key] = None
 
     @property
-    def has_news(self) -> bool:
+    def has_changes(self) -> bool:
         """True if a connection has a change to be sent."""
         return bool(self._touched)
 
-    def take_news(self) -> dict[Peer, list[str]]:
+    def take_changes(self) -> dict[Peer, list[str]]:
         """Return the changed keys of each connection, once."""
         touched, self._touched = self._touched, {}
         return {peer: list(keys) for peer, keys in touched.items()}

@@ -71,7 +71,7 @@ class CoordinatorServer:
         self._file: CoordinatorFile | None = None
         self._look: Timer | None = None
         self._look_due_ms = 0
-        self._tells = False
+        self._will_notify = False
 
     # ---- Life ------------------------------------------------------------------------
 
@@ -135,45 +135,45 @@ class CoordinatorServer:
             RequestCode.WATCH_RECORDS: self._watch,
         }
 
-    def _begin(self, request: Request, asked: BeginSessionRequest) -> BeginSessionResponse | None:
-        name, change = self._registry.begin(asked)
+    def _begin(self, request: Request, header: BeginSessionRequest) -> BeginSessionResponse | None:
+        name, change = self._registry.begin(header)
         if not self._save(change):
             return None
         self._registry.apply(change, self._clock.monotonic_ms(), request.peer)
-        _log.info("a session of %s %d begins", asked.key, asked.owner)
+        _log.info("a session of %s %d begins", header.key, header.owner)
         self._after_change()
         return BeginSessionResponse(name)
 
-    def _keep(self, request: Request, asked: KeepSessionRequest) -> KeepSessionResponse:
+    def _keep(self, request: Request, header: KeepSessionRequest) -> KeepSessionResponse:
         now_ms = self._clock.monotonic_ms()
-        ttl_ms = self._registry.keep(asked.session, asked.presence, request.peer, now_ms)
-        self._tell_soon()
+        ttl_ms = self._registry.keep(header.session, header.presence, request.peer, now_ms)
+        self._notify_soon()
         if ttl_ms is None:
             return KeepSessionResponse(False)
         return KeepSessionResponse(True, ttl_ms)
 
-    def _end(self, request: Request, asked: EndSessionRequest) -> Reply:
-        self._end_session(asked.session, "it was ended")
+    def _end(self, request: Request, header: EndSessionRequest) -> Reply:
+        self._end_session(header.session, "it was ended")
         return EMPTY_REPLY
 
-    def _read(self, request: Request, asked: ReadRecordRequest) -> Answer:
-        return self._registry.view(asked.key, self._clock.monotonic_ms())
+    def _read(self, request: Request, header: ReadRecordRequest) -> Answer:
+        return self._registry.view(header.key, self._clock.monotonic_ms())
 
-    def _change(self, request: Request, asked: ChangeRecordRequest) -> Answer | None:
-        decided = self._registry.change(asked)
+    def _change(self, request: Request, header: ChangeRecordRequest) -> Answer | None:
+        decided = self._registry.change(header)
         if isinstance(decided, ChangeRecordResponse):
             return decided
         if not self._save(decided):
             return None
         self._registry.apply(decided, self._clock.monotonic_ms())
         self._after_change()
-        version = decided.records[asked.key].version
-        _log.info("%s has version %d", asked.key, version)
+        version = decided.records[header.key].version
+        _log.info("%s has version %d", header.key, version)
         return ChangeRecordResponse(ChangeStatus.CHANGED, version)
 
-    def _watch(self, request: Request, asked: WatchRecordsRequest) -> Reply:
-        self._registry.watches.watch(request.peer, asked.keys)
-        self._tell_soon()
+    def _watch(self, request: Request, header: WatchRecordsRequest) -> Reply:
+        self._registry.watches.watch(request.peer, header.keys)
+        self._notify_soon()
         return EMPTY_REPLY
 
     # ---- Sessions that end -----------------------------------------------------------
@@ -253,18 +253,18 @@ class CoordinatorServer:
 
     def _after_change(self) -> None:
         self._plan_look()
-        self._tell_soon()
+        self._notify_soon()
 
-    def _tell_soon(self) -> None:
+    def _notify_soon(self) -> None:
         # After this turn of the loop: of many changes only the newest is sent.
-        if self._registry.watches.has_news and not self._tells:
-            self._tells = True
-            self._loop.call_later(0, self._tell)
+        if self._registry.watches.has_changes and not self._will_notify:
+            self._will_notify = True
+            self._loop.call_later(0, self._notify)
 
-    def _tell(self) -> None:
-        self._tells = False
+    def _notify(self) -> None:
+        self._will_notify = False
         now_ms = self._clock.monotonic_ms()
-        for peer, keys in self._registry.watches.take_news().items():
+        for peer, keys in self._registry.watches.take_changes().items():
             for key in keys:
                 view = self._registry.view(key, now_ms)
                 peer.notify(RequestCode.NOTIFY_RECORD, encode_header(view))

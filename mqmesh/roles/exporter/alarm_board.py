@@ -51,11 +51,11 @@ class RaisedAlarm(msgspec.Struct):
 
     Attributes:
         alarm: As it was found last.
-        told_ms: When it was reported last, ms since 1970; 0 for never.
+        reported_ms: When it was reported last, ms since 1970; 0 for never.
     """
 
     alarm: Alarm
-    told_ms: int = 0
+    reported_ms: int = 0
 
 
 class AlarmState(msgspec.Struct):
@@ -111,20 +111,20 @@ class AlarmBoard:
                 known = self.state.known[key] = RaisedAlarm(alarm)
             known.alarm = msgspec.structs.replace(alarm, since_ms=known.alarm.since_ms)
             is_due = at_once or now_ms - known.alarm.since_ms >= for_ms
-            is_again = bool(self._repeat_ms) and now_ms - known.told_ms >= self._repeat_ms
-            if is_due and (not known.told_ms or is_again):
-                known.told_ms = now_ms
+            is_again = bool(self._repeat_ms) and now_ms - known.reported_ms >= self._repeat_ms
+            if is_due and (not known.reported_ms or is_again):
+                known.reported_ms = now_ms
                 due.append(known.alarm)
         for key in self.state.known.keys() - seen.keys():
             over = self.state.known.pop(key)
-            if over.told_ms:
+            if over.reported_ms:
                 due.append(msgspec.structs.replace(over.alarm, status="resolved"))
         self.state.history.end_look(families, now_ms)
         return due
 
     def firing(self) -> list[Alarm]:
         """Return the alarms that are on and were reported."""
-        return [known.alarm for known in self.state.known.values() if known.told_ms]
+        return [known.alarm for known in self.state.known.values() if known.reported_ms]
 
     def _find(self, look: ClusterObservation) -> Iterator[tuple[str, tuple[Alarm, int]]]:
         for rule, plan in self._plans:

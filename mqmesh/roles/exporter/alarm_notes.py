@@ -16,7 +16,7 @@ from mqmesh.roles.exporter.monitor_config import NotifyConfig
 
 NO_END: Final = "0001-01-01T00:00:00Z"
 """End of an alarm that lasts, as Alertmanager writes it."""
-MOST_TOLD: Final = 1_000
+MAX_ALARMS: Final = 1_000
 """Most alarms of one look, in one document."""
 ANSWER_BYTES: Final = 4_096
 
@@ -31,7 +31,7 @@ class _NoRedirects(HTTPRedirectHandler):
         """Follows no redirect."""
 
 
-def tell(config: NotifyConfig, alarms: Sequence[Alarm], now_ms: int) -> None:
+def notify(config: NotifyConfig, alarms: Sequence[Alarm], now_ms: int) -> None:
     """Notifies of alarms that began or ended; the log names a receiver that cannot be reached.
 
     Args:
@@ -43,7 +43,7 @@ def tell(config: NotifyConfig, alarms: Sequence[Alarm], now_ms: int) -> None:
         return
     if config.log:
         for one in alarms:
-            _tell_log(one)
+            _write_log(one)
     document = msgspec.json.encode(document_of(alarms, now_ms))
     if config.command:
         _start(config, document)
@@ -53,7 +53,7 @@ def tell(config: NotifyConfig, alarms: Sequence[Alarm], now_ms: int) -> None:
 
 def document_of(alarms: Sequence[Alarm], now_ms: int) -> dict[str, Any]:
     """Alarms in the form of Alertmanager's webhook, version 4."""
-    sent = alarms[:MOST_TOLD]
+    sent = alarms[:MAX_ALARMS]
     is_over = all(one.status == "resolved" for one in sent)
     return {
         "version": "4",
@@ -73,7 +73,7 @@ def document_of(alarms: Sequence[Alarm], now_ms: int) -> dict[str, Any]:
     }
 
 
-def _tell_log(alarm: Alarm) -> None:
+def _write_log(alarm: Alarm) -> None:
     if alarm.status == "resolved":
         _log.info("%s is over: %s", alarm.alarm, alarm.summary)
     else:

@@ -288,6 +288,30 @@ RULES: Final = (
         "free room; writing goes on without a restart",
     ),
     AlarmRule(
+        "carry-heavy",
+        "warning",
+        0.25,
+        300,
+        NODE,
+        over("mqmesh_table_log_ratio"),
+        "tables of {node_id} keep {value:.0%} of its log, more than {threshold:.0%}, and are "
+        "written again and again",
+        "keep the log for longer (`storage.file_reserved_time`), or give the tables a broker group "
+        "of their own",
+    ),
+    AlarmRule(
+        "table-damaged",
+        "critical",
+        0,
+        0,
+        NODE,
+        over("mqmesh_table_unreadable_values"),
+        "{value:.0f} values of tables of {node_id} cannot be read from its log, which is kept for "
+        "them and grows",
+        "write or delete the keys that the log file of the broker names, or make a sound replica "
+        "the master",
+    ),
+    AlarmRule(
         "store-not-writable",
         "critical",
         0,

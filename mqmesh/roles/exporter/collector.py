@@ -28,7 +28,7 @@ from mqmesh.roles.exporter.rates import DayTotals, Rates
 from mqmesh.roles.exporter.rocketmq4 import RocketMQ4Names
 from mqmesh.roles.supervisor.run_file import RoleEntry
 from mqmesh.sdk.admin.group_admin import GroupAdmin
-from mqmesh.sdk.client.options import client_transport, find_credentials
+from mqmesh.sdk.client.options import WHOLE_CLUSTER, client_transport, find_credentials
 
 NO_CLUSTER: Final = "DefaultCluster"
 """Cluster of processes that know no name of theirs."""
@@ -38,7 +38,7 @@ UNKNOWN: Final = "process"
 _log = logging.getLogger(__name__)
 
 
-class _Asked(msgspec.Struct, frozen=True):
+class _NodeAnswer(msgspec.Struct, frozen=True):
     """Answer of a process; no readings from one that did not answer."""
 
     node: Node
@@ -47,7 +47,7 @@ class _Asked(msgspec.Struct, frozen=True):
     groups_left_out: int = 0
 
 
-AskAll = Callable[[Callable[[Node], _Asked], Iterable[Node]], Iterable[_Asked]]
+AskAll = Callable[[Callable[[Node], _NodeAnswer], Iterable[Node]], Iterable[_NodeAnswer]]
 
 
 class Collector:
@@ -90,7 +90,7 @@ class Collector:
         self._known = {} if known is None else known
         self._silent: set[str] = set()
         # A process that does not answer has the names that it gave before.
-        self._told: dict[str, Node] = {}
+        self._named_nodes: dict[str, Node] = {}
         self._keys = dict(config.server_keys)
         self._others = others
         self._ask_all = ask_all
@@ -113,19 +113,19 @@ class Collector:
         nodes += self._nodes_beside(cluster, {one.endpoint for one in brokers})
         nodes += brokers
         self._forget_others(nodes)
-        asked = list(_once(self._ask_all(self._ask, nodes)))
+        answers = list(_once(self._ask_all(self._ask, nodes)))
         now_ms, wall_ms = self._clock.monotonic_ms(), self._clock.wall_ms()
-        asked += self._left([one.node for one in asked], wall_ms)
-        self._tell_silent(asked)
+        answers += self._left([one.node for one in answers], wall_ms)
+        self._log_silent(answers)
         series: list[Series] = []
-        for one in asked:
+        for one in answers:
             series += self._series(one, now_ms, wall_ms)
         self._rates.end_round()
-        series += _exporter_series(cluster, asked, now_ms - began_ms)
+        series += _exporter_series(cluster, answers, now_ms - began_ms)
         return Families(self._globs.kept(series))
 
-    def _series(self, asked: _Asked, now_ms: int, wall_ms: int) -> Iterator[Series]:
-        node, readings = asked.node, asked.readings
+    def _series(self, answer: _NodeAnswer, now_ms: int, wall_ms: int) -> Iterator[Series]:
+        node, readings = answer.node, answer.readings
         yield Series(_UP, (*node.labels,), float(readings is not None))
         if readings is None:
             return
@@ -134,7 +134,7 @@ class Collector:
             yield from broker_series(node, readings, wall_ms)
             if self._config.rocketmq4_names:
                 yield from self._rocketmq4.broker(node, readings, now_ms, wall_ms)
-        yield from asked.series
+        yield from answer.series
 
     # ---- Asking ----------------------------------------------------------------------
 
@@ -143,10 +143,10 @@ class Collector:
         try:
             return self._client("").cluster().brokers
         except MQMeshError as error:
-            _log.debug("no name server tells the brokers: %s", error)
+            _log.debug("no name server lists the brokers: %s", error)
             return self._brokers
 
-    def _ask(self, node: Node) -> _Asked:
+    def _ask(self, node: Node) -> _NodeAnswer:
         """Perhaps in a thread of its own."""
         client = self._client(node.endpoint, node.broker_name)
         try:
@@ -154,14 +154,14 @@ class Collector:
             if not node.node_type:
                 info = client.ping(node.endpoint)
                 node = msgspec.structs.replace(node, node_type=info.role, node_id=info.name)
-            node = self._told[node.endpoint] = _named(node, readings)
+            node = self._named_nodes[node.endpoint] = _named(node, readings)
             series, left_out = self._groups(client, node) if node.is_leader else ([], 0)
         except MQMeshError as error:
             _log.debug("%s at %s does not answer: %s", node.node_type, node.endpoint, error)
-            told = self._told.get(node.endpoint, node)
-            names = {"node_type": told.node_type or UNKNOWN, "node_id": told.node_id}
-            return _Asked(msgspec.structs.replace(node, **names), None, [])
-        return _Asked(node, readings, series, left_out)
+            last_known = self._named_nodes.get(node.endpoint, node)
+            names = {"node_type": last_known.node_type or UNKNOWN, "node_id": last_known.node_id}
+            return _NodeAnswer(msgspec.structs.replace(node, **names), None, [])
+        return _NodeAnswer(node, readings, series, left_out)
 
     def _groups(self, client: GroupAdmin, node: Node) -> tuple[list[Series], int]:
         """Return the series of consumer groups, and how many groups are left out."""
@@ -169,9 +169,9 @@ class Collector:
         left_out = 0
         for progress in client.all_progress().values():
             wanted = [one for one in progress.groups if self._globs.takes_group(one.group)]
-            told = wanted[: self._config.max_groups]
-            left_out += len(wanted) - len(told)
-            for group in told:
+            kept = wanted[: self._config.max_groups]
+            left_out += len(wanted) - len(kept)
+            for group in kept:
                 series += group_series(node, group, progress.now_ms)
                 if self._config.rocketmq4_names:
                     series += self._rocketmq4.group(node, group, progress.now_ms)
@@ -186,15 +186,15 @@ class Collector:
             found[endpoint] = Node(cluster, entry.role, entry.name, endpoint)
         yield from (node for endpoint, node in found.items() if endpoint not in listed)
 
-    def _left(self, asked: Collection[Node], now_ms: int) -> Iterator[_Asked]:
+    def _left(self, nodes: Collection[Node], now_ms: int) -> Iterator[_NodeAnswer]:
         """Yield brokers that name servers knew a while ago: they drop one that is gone at once."""
-        there = {node.endpoint for node in asked}
-        self._known |= {node.endpoint: (node, now_ms) for node in asked if node.broker_name}
+        there = {node.endpoint for node in nodes}
+        self._known |= {node.endpoint: (node, now_ms) for node in nodes if node.broker_name}
         for endpoint, (node, known_ms) in list(self._known.items()):
             if now_ms - known_ms > self._config.forget_ms:
                 del self._known[endpoint]
             elif endpoint not in there:
-                yield _Asked(node, None, [])
+                yield _NodeAnswer(node, None, [])
 
     def _client(self, endpoint: str, broker_name: str = "") -> GroupAdmin:
         # A broker may be asked before name servers know its group: then of itself alone.
@@ -210,17 +210,18 @@ class Collector:
             timeout_ms=config.timeout_ms,
             broker_name=broker_name,
             transport=client_transport(None, config.credentials, self._keys),
+            namespace=WHOLE_CLUSTER,
         )
 
     def _forget_others(self, nodes: Collection[Node]) -> None:
         wanted = {(node.endpoint, node.broker_name) for node in nodes}
         for gone in self._clients.keys() - {("", ""), *wanted}:
             self._clients.pop(gone).close()
-        for endpoint in self._told.keys() - {node.endpoint for node in nodes}:
-            del self._told[endpoint]
+        for endpoint in self._named_nodes.keys() - {node.endpoint for node in nodes}:
+            del self._named_nodes[endpoint]
 
-    def _tell_silent(self, asked: Iterable[_Asked]) -> None:
-        silent = {one.node.endpoint for one in asked if one.readings is None}
+    def _log_silent(self, answers: Iterable[_NodeAnswer]) -> None:
+        silent = {one.node.endpoint for one in answers if one.readings is None}
         for endpoint in sorted(silent - self._silent):
             _log.warning("%s does not answer", endpoint)
         for endpoint in sorted(self._silent - silent):
@@ -241,11 +242,11 @@ def _broker_nodes(brokers: Iterable[BrokerData]) -> Iterator[Node]:
             )
 
 
-def _once(asked: Iterable[_Asked]) -> Iterator[_Asked]:
+def _once(answers: Iterable[_NodeAnswer]) -> Iterator[_NodeAnswer]:
     """Leaves out brokers of a run file that name servers know by another address."""
-    answers = list(asked)
-    listed = {one.node.node_id for one in answers if one.node.broker_name}
-    for one in answers:
+    all_answers = list(answers)
+    listed = {one.node.node_id for one in all_answers if one.node.broker_name}
+    for one in all_answers:
         is_ours = one.node.node_type == "broker" and not one.node.broker_name
         if not is_ours or one.node.node_id not in listed:
             yield one
@@ -266,12 +267,12 @@ def _named(node: Node, readings: Readings) -> Node:
 _UP: Final = ExportedMetric("mqmesh_up", MetricKind.GAUGE, "the process answers", NODE_LABELS)
 
 
-def _exporter_series(cluster: str, asked: list[_Asked], took_ms: int) -> Iterator[Series]:
+def _exporter_series(cluster: str, answers: list[_NodeAnswer], took_ms: int) -> Iterator[Series]:
     node = (cluster, "exporter", "exporter")
 
-    def tell(name: str, help: str, value: float) -> Series:
+    def series(name: str, help: str, value: float) -> Series:
         return Series(ExportedMetric(name, MetricKind.GAUGE, help, NODE_LABELS), node, value)
 
-    yield tell("mqmesh_scrape_duration_seconds", "how long it took to ask all", took_ms / 1_000)
-    left_out = sum(one.groups_left_out for one in asked)
-    yield tell("mqmesh_exporter_groups_left_out", "consumer groups beyond max_groups", left_out)
+    yield series("mqmesh_scrape_duration_seconds", "how long it took to ask all", took_ms / 1_000)
+    left_out = sum(one.groups_left_out for one in answers)
+    yield series("mqmesh_exporter_groups_left_out", "consumer groups beyond max_groups", left_out)

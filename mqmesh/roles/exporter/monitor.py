@@ -12,7 +12,7 @@ from mqmesh.clock import Clock
 from mqmesh.errors import ConfigError
 from mqmesh.private_files import open_private
 from mqmesh.roles.exporter.alarm_board import Alarm, AlarmBoard, AlarmState
-from mqmesh.roles.exporter.alarm_notes import tell
+from mqmesh.roles.exporter.alarm_notes import notify
 from mqmesh.roles.exporter.collector import Collector
 from mqmesh.roles.exporter.config import ExporterConfig
 from mqmesh.roles.exporter.monitor_config import MonitorConfig
@@ -46,7 +46,7 @@ class Monitor:
         self._path = Path(config.state_file) if config.state_file else None
         self._board = AlarmBoard(config.rule, config.notify.repeat_s, _read_state(self._path))
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="ask")
-        asked = ExporterConfig(
+        exporter_config = ExporterConfig(
             namesrv_addr=config.namesrv_addr,
             other_addr=config.other_addr,
             credentials=config.credentials,
@@ -60,7 +60,9 @@ class Monitor:
             return processes_beside(config.data_dir)
 
         known = self._board.state.brokers
-        self._collector = collector or Collector(asked, clock, others, self._pool.map, known=known)
+        self._collector = collector or Collector(
+            exporter_config, clock, others, self._pool.map, known=known
+        )
 
     def look(self, *, at_once: bool = False) -> list[Alarm]:
         """Looks once, and reports what has changed.
@@ -73,7 +75,7 @@ class Monitor:
         """
         families = self._collector.collect()
         now_ms = self._clock.wall_ms()
-        tell(self._config.notify, self._board.judge(families, now_ms, at_once=at_once), now_ms)
+        notify(self._config.notify, self._board.judge(families, now_ms, at_once=at_once), now_ms)
         self._save()
         return self._board.firing()
 

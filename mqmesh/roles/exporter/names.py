@@ -124,14 +124,14 @@ def broker_series(node: Node, readings: Readings, wall_ms: int) -> Iterator[Seri
         wall_ms: Wall clock.
     """
 
-    def tell(
+    def series(
         name: str, kind: MetricKind, help: str, value: float, **labels: str
     ) -> Iterator[Series]:
         exported, constants = _rocketmq(name, kind, help, tuple(labels))
         yield Series(exported, (*node.labels, *constants, *labels.values()), value)
 
     drained = readings.number("wiped_write_perm", default=0)
-    yield from tell("rocketmq_broker_permission", _GAUGE, "4 read, 2 write", 4 if drained else 6)
+    yield from series("rocketmq_broker_permission", _GAUGE, "4 read, 2 write", 4 if drained else 6)
     waits = {
         "pull": "held_pulls",
         "send": "sync_flush_waits",
@@ -140,15 +140,17 @@ def broker_series(node: Node, readings: Readings, wall_ms: int) -> Iterator[Seri
     for processor, name in waits.items():
         help = "requests that wait"
         value = readings.number(name, default=0)
-        yield from tell("rocketmq_processor_watermark", _GAUGE, help, value, processor=processor)
+        yield from series("rocketmq_processor_watermark", _GAUGE, help, value, processor=processor)
     age_ms = waits_ms(readings.number("store_oldest_timestamp", default=0), wall_ms)
     kept = "rocketmq_storage_message_reserve_time_milliseconds"
-    yield from tell(kept, _GAUGE, "age of the oldest message", age_ms)
+    yield from series(kept, _GAUGE, "age of the oldest message", age_ms)
     pending = readings.number("half_messages_pending", default=0)
-    yield from tell("rocketmq_half_messages", _GAUGE, "undecided", pending, topic=TRANS_HALF_TOPIC)
+    yield from series(
+        "rocketmq_half_messages", _GAUGE, "undecided", pending, topic=TRANS_HALF_TOPIC
+    )
     for (decision, topic), value in numbers(readings, "half_messages_ended_total"):
         name = f"rocketmq_{decision}_messages_total"
-        yield from tell(name, _COUNTER, "half messages by end", value, topic=topic)
+        yield from series(name, _COUNTER, "half messages by end", value, topic=topic)
 
 
 def numbers(readings: Readings, name: str) -> Iterator[tuple[tuple[str, ...], float]]:
@@ -170,7 +172,12 @@ def group_series(node: Node, group: GroupTopics, now_ms: int) -> Iterator[Series
     """
     for one in topics_of(group):
         is_retry = one.topic == retry_topic(group.group)
-        labels = (one.topic, group.group, _word(is_retry), _word(is_system_topic(one.topic)))
+        labels = (
+            one.topic,
+            group.group,
+            _bool_text(is_retry),
+            _bool_text(is_system_topic(one.topic)),
+        )
         values = (
             one.lag,
             one.in_flight,
@@ -196,7 +203,7 @@ def group_series(node: Node, group: GroupTopics, now_ms: int) -> Iterator[Series
             yield Series(of_failures, (*node.labels, group.group), number)
     yield Series(_DEAD, (*node.labels, group.group), group.dead)
     kinds: dict[tuple[str, ...], int] = {}
-    is_system = _word(is_system_topic(group.group))
+    is_system = _bool_text(is_system_topic(group.group))
     for member in group.members:
         model = member.data.message_model.lower()
         own = (group.group, member.language.lower(), member.version, model, is_system)
@@ -219,7 +226,7 @@ def waits_ms(timestamp: float, now_ms: int) -> float:
     return max(now_ms - timestamp, 0) if timestamp else 0
 
 
-def _word(truth: bool) -> str:
+def _bool_text(truth: bool) -> str:
     return "true" if truth else "false"
 
 

@@ -107,7 +107,7 @@ class RocketMQ4Names:
             zip(_RUNTIME_LABELS, (*values, str(int(boot_ms / 1_000)), "mqmesh"), strict=True)
         )
 
-        def tell(name: str, value: float) -> Series:
+        def series(name: str, value: float) -> Series:
             return _series(f"rocketmq_brokeruntime_{name}", "of a broker", value, labels)
 
         low = readings.number("store_min_commitlog_offset", default=0)
@@ -121,33 +121,33 @@ class RocketMQ4Names:
         put_rate = readings.number("put_messages_per_s", default=0)
         get_rate = readings.number("get_messages_per_s", default=0)
         yield from (
-            tell("msg_put_total_today_now", put),
-            tell("msg_puttotal_todaymorning", put_today),
-            tell("msg_puttotal_yesterdaymorning", put_yesterday),
-            tell("msg_gettotal_today_now", got),
-            tell("msg_gettotal_todaymorning", got_today),
-            tell("msg_gettotal_yesterdaymorning", got_yesterday),
-            tell("commitlog_minoffset", low),
-            tell(
+            series("msg_put_total_today_now", put),
+            series("msg_puttotal_todaymorning", put_today),
+            series("msg_puttotal_yesterdaymorning", put_yesterday),
+            series("msg_gettotal_today_now", got),
+            series("msg_gettotal_todaymorning", got_today),
+            series("msg_gettotal_yesterdaymorning", got_yesterday),
+            series("commitlog_minoffset", low),
+            series(
                 "earliest_message_timestamp", readings.number("store_oldest_timestamp", default=0)
             ),
-            tell("commitlog_maxoffset", high),
-            tell("commitlog_disk_ratio", used),
-            tell("consumequeue_disk_ratio", used),
-            tell("dispatch_behind_bytes", readings.number("index_lag_bytes", default=0)),
-            tell(
+            series("commitlog_maxoffset", high),
+            series("commitlog_disk_ratio", used),
+            series("consumequeue_disk_ratio", used),
+            series("dispatch_behind_bytes", readings.number("index_lag_bytes", default=0)),
+            series(
                 "remain_howmanydata_toflush", readings.number("store_flush_behind_bytes", default=0)
             ),
-            tell("put_message_size_total", put_bytes),
-            tell("put_message_average_size", put_bytes / max(put, 1)),
-            tell("putmessage_times_total", readings.number("put_batches_total", default=0)),
-            tell("put_tps10", put_rate),
-            tell("getfound_tps10", get_rate),
-            tell("gettotal_tps10", get_rate),
-            tell("gettransfered_tps10", get_rate),
+            series("put_message_size_total", put_bytes),
+            series("put_message_average_size", put_bytes / max(put, 1)),
+            series("putmessage_times_total", readings.number("put_batches_total", default=0)),
+            series("put_tps10", put_rate),
+            series("getfound_tps10", get_rate),
+            series("gettotal_tps10", get_rate),
+            series("gettransfered_tps10", get_rate),
         )
-        yield from (tell(name, 0) for name in _ABSENT)
-        yield from (tell(f"pmdt_{name}", count) for name, count in put_times(readings))
+        yield from (series(name, 0) for name in _ABSENT)
+        yield from (series(f"pmdt_{name}", count) for name, count in put_times(readings))
 
     def _mornings(
         self, node: Node, what: Hashable, total: float, wall_ms: int

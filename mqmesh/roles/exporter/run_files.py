@@ -5,7 +5,7 @@ from typing import Final
 
 from mqmesh.roles.supervisor.run_file import RoleEntry, read_record
 
-NOT_ASKED: Final = ("namesrv", "exporter", "monitor", "console")
+SKIPPED_ROLES: Final = ("namesrv", "exporter", "monitor", "console")
 """Roles that need no run file to be found, or that nobody connects to."""
 
 
@@ -19,5 +19,10 @@ def processes_beside(data_dir: str) -> list[RoleEntry]:
     return [
         entry
         for entry in (() if record is None else record.roles)
-        if entry.endpoint and entry.role not in NOT_ASKED and entry.state != "stopped"
+        if entry.endpoint and entry.role not in SKIPPED_ROLES and entry.state != "stopped"
     ]
+
+
+def gateways_beside(data_dir: str) -> list[tuple[str, str]]:
+    """Return name and endpoint of the gateways of a cluster on this machine."""
+    return [(one.name, one.endpoint) for one in processes_beside(data_dir) if one.role == "gateway"]

@@ -27,7 +27,7 @@ from mqmesh.roles.exporter.page import CONTENT_TYPE, Page
 from mqmesh.roles.exporter.run_files import processes_beside
 from mqmesh.roles.supervisor.run_file import RoleEntry
 from mqmesh.sdk.admin.admin import AdminClient
-from mqmesh.sdk.client.options import client_transport
+from mqmesh.sdk.client.options import WHOLE_CLUSTER, client_transport
 from mqmesh.version import VERSION
 
 AT_ONCE: Final = 8
@@ -127,6 +127,7 @@ class ExporterServer:
                 config.namesrv_addr,
                 timeout_ms=config.timeout_ms,
                 transport=client_transport(None, config.credentials),
+                namespace=WHOLE_CLUSTER,
             )
         self._admin.cluster()
 
@@ -157,7 +158,7 @@ class NamesrvHealth:
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="health")
         self._asking: Future[None] | None = None
-        self._heard_ms: int | None = None
+        self._answered_ms: int | None = None
 
     def close(self) -> None:
         """Ends, once the question that is under way has ended."""
@@ -177,8 +178,8 @@ class NamesrvHealth:
         return self._is_fresh()
 
     def _is_fresh(self) -> bool:
-        heard_ms = self._heard_ms
-        return heard_ms is not None and self._clock.monotonic_ms() - heard_ms <= LATELY_MS
+        answered_ms = self._answered_ms
+        return answered_ms is not None and self._clock.monotonic_ms() - answered_ms <= LATELY_MS
 
     def _look(self) -> None:
         try:
@@ -186,7 +187,7 @@ class NamesrvHealth:
         except MQMeshError as error:
             _log.debug("no name server answers: %s", error)
         else:
-            self._heard_ms = self._clock.monotonic_ms()
+            self._answered_ms = self._clock.monotonic_ms()
 
 
 class _HttpServer(ThreadingHTTPServer):

@@ -208,8 +208,8 @@ class FilterServer:
 
     # ---- Requests ----------------------------------------------------------------------
 
-    def _upload(self, request: Request, asked: UploadFilterRequest) -> None:
-        check_group(asked.group)
+    def _upload(self, request: Request, header: UploadFilterRequest) -> None:
+        check_group(header.group)
         if not self.is_taken:
             # One without keys beside a secured broker is taken by nobody, and runs nobody's code.
             raise BrokerNotAvailable(
@@ -226,8 +226,8 @@ class FilterServer:
             else:
                 pending.done(UploadFilterResponse(outcome))
 
-        user = _user_of(request, asked.group)
-        self._table.upload(user, asked.group, asked.filter_id, source, loaded)
+        user = _user_of(request, header.group)
+        self._table.upload(user, header.group, header.filter_id, source, loaded)
 
     def _pull(self, request: Request, pull: PullRequest) -> None:
         if pull.expression_type != ExpressionType.PYTHON:

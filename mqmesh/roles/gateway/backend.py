@@ -149,7 +149,7 @@ class GatewayBackend:
             elif command.code == RequestCode.RESET_CONSUMER_CLIENT_OFFSET:
                 self._clients.on_reset(broker_name, command)
             elif command.code == RequestCode.ASK_CLIENT:
-                self._clients.on_ask(broker_name, command)
+                self._clients.on_ask(broker_name, command, self.grpc)
             elif command.code == RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT:
                 self._replies.on_push(broker_name, command)
         except (ProtocolError, CorruptBatch) as error:

@@ -1,7 +1,8 @@
 """Settings of a gateway. The defaults stand here only."""
 
 import ipaddress
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Final
 
 import msgspec
 
@@ -10,6 +11,9 @@ from mqmesh.errors import ConfigError
 from mqmesh.hosts import check_listen
 from mqmesh.security.config import SecurityConfig
 from mqmesh.units import MIB
+
+SHARED_LOCK: Final = "shared.lock"
+"""Lock file in ``store_path_root_dir``: a worker holds it while it changes files that all share."""
 
 _Address = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
 _Port = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
@@ -35,6 +39,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             ``vipChannelEnabled`` and RocketMQ's dashboard always.
         grpc_port: TCP port for clients of RocketMQ 5 by gRPC, 0 to 65,535; 0 for none. Needs the
             packages of ``mqmesh[gateway]``; without them nobody listens there, and the log says so.
+        workers: Processes that serve these ports together, 1 to 64, each on a core of its own;
+            `mqmesh up` runs them all. A client's connections may be at different ones.
+        worker: Number of this process among them, from 1; `mqmesh up` gives it.
         secret_file: File with which receipts of messages and ids of transactions are signed; "" for
             one in ``store_path_root_dir``. It is made if it is missing. Gateways that clients know
             together have copies of one.
@@ -43,9 +50,10 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         use_ipc: Prefer the brokers' Unix sockets when they run on this machine.
         security: Its keys; see docs/security.md.
         users_file: With security on: file of the users of RocketMQ's clients, which sign their
-            requests; "" for none. Read again when it changes.
-        allow_anonymous: With security on: let in clients of RocketMQ that prove nothing; whoever
-            reaches the gateway may do what its keys may.
+            requests; "" for none, but for `mqmesh up`, which takes gateway-users.toml of
+            data_dir/security. Read again when it changes.
+        allow_anonymous: With security on: accept unsigned clients of RocketMQ; every client that
+            reaches the gateway has the permissions of its keys then.
         tls_cert_file: Certificate, PEM, followed by those that vouch for it: clients may speak TLS
             at every port then. Read again when it changes; "" for one that `mqmesh gateway` makes
             for itself.
@@ -78,6 +86,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     broker_port_base: Annotated[int, msgspec.Meta(ge=1_024, le=60_000)] = 20_911
     vip_ports: bool = True
     grpc_port: _Port = 8_081
+    workers: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
+    worker: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
     secret_file: Annotated[str, msgspec.Meta(max_length=4_096)] = ""
 
     namesrv_addr: Annotated[list[_Address], msgspec.Meta(min_length=1, max_length=16)] = (
@@ -117,6 +127,12 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ConfigError("users_file needs security.enable: users have rights there only")
         if bool(self.tls_cert_file) != bool(self.tls_key_file):
             raise ConfigError("tls_cert_file and tls_key_file belong together: set both, or none")
+        if self.worker > self.workers:
+            raise ConfigError(
+                f"worker = {self.worker} is more than there are (workers = {self.workers})"
+            )
+        if self.workers > 1 and not self.namesrv_port:
+            raise ConfigError("workers need one port: set namesrv_port to one that is not 0")
         if self.tls_only and not self.tls_cert_file:
             raise ConfigError("tls_only needs tls_cert_file and tls_key_file")
         check_listen(
@@ -134,6 +150,17 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
                 f"advertised_host = {self.client_host!r} is no IPv4 address; RocketMQ's ids of "
                 "messages have room for no other: set advertised_host to one that clients reach"
             ) from None
+
+    @property
+    def instance(self) -> str:
+        """Name of this process."""
+        return self.name if self.worker == 1 else f"{self.name}-{self.worker}"
+
+    @property
+    def own_folder(self) -> Path:
+        """Folder of what this process has for itself, in that of all workers."""
+        root = Path(self.store_path_root_dir)
+        return root if self.worker == 1 else root / f"worker-{self.worker}"
 
     @property
     def client_host(self) -> str:

@@ -67,6 +67,10 @@ KEPT_MS: Final = 10_000
 DECODED_BYTES: Final = 4 * 1024 * KIB
 """Bytes of messages, decompressed, that one answer of a broker may take, unless one batch alone has
 more."""
+MOST_FROM_FIRST: Final = 100_000
+"""Longest queue, in messages, that a new group gets from its first message; in a longer one the
+client's ``consumeFromWhere`` counts. RocketMQ: while message 0 is in memory
+(``checkInMemByConsumeOffset``)."""
 STALE_MS: Final = 1_000
 """A pull of a member whose queue was given to another one is answered so late: RocketMQ's clients
 pull again at once."""
@@ -152,6 +156,37 @@ class PullCache:
         """Drop what a broker group gave: another replica may have other messages there."""
         for key in [key for key in self._runs if key[0] == broker_name]:
             self.drop(key)
+
+
+def read_run(
+    key: _RunKey, found: PullResponse, body: memoryview, offset: int, now_ms: int
+) -> PulledRun | None:
+    """Return the messages of an answer from an offset on, up to damage or ``DECODED_BYTES``.
+
+    Returns:
+        None if nothing stands before the damage.
+    """
+    end, size = -1, 0
+    messages: list[StoredMessage] = []
+    try:
+        for header, batch in iter_batches(body):
+            end = header.base_queue_offset
+            if size and size + header.raw_size > DECODED_BYTES:
+                break
+            check_stored(batch)
+            messages += decode_messages(batch, header, broker_name=key[0])
+            size += header.raw_size
+            end = header.next_queue_offset
+        else:
+            end = found.next_queue_offset
+    except CorruptBatch as error:
+        _log.error("messages of %s from offset %d on: %s", key[1], end, error)
+        if end <= offset:
+            return None
+    wanted = [one for one in messages if one.queue_offset >= offset]
+    offsets: list[int] = [one.queue_offset for one in wanted]
+    bounds = (found.min_queue_offset, found.max_queue_offset)
+    return PulledRun(offset, end, offsets, wanted, size, bounds, now_ms)
 
 
 class Consuming:
@@ -323,7 +358,9 @@ class Consuming:
     ) -> bool:
         """Answer a pull; return True, without an answer, if its first batch is damaged."""
         bounds = (found.min_queue_offset, found.max_queue_offset)
-        if found.status == PullStatus.NO_NEW_MSG:
+        if offset < 0:
+            _give_none(session, request, RemotingStatus.PULL_OFFSET_MOVED, bounds[0], bounds)
+        elif found.status == PullStatus.NO_NEW_MSG:
             _give_none(session, request, RemotingStatus.PULL_NOT_FOUND, offset, bounds)
         elif found.status in (PullStatus.NO_MATCHED_MSG, PullStatus.MESSAGES_LOST):
             code = RemotingStatus.PULL_RETRY_IMMEDIATELY
@@ -335,46 +372,12 @@ class Consuming:
             code = RemotingStatus.PULL_OFFSET_MOVED
             _give_none(session, request, code, found.next_queue_offset, bounds)
         else:
-            run = self._decode(key, found, body, offset)
+            run = read_run(key, found, body, offset, self._upstream.loop.clock.monotonic_ms())
             if run is None:
                 return True
             self._cache.keep(key, run)
             self._give(session, request, key, run, offset)
         return False
-
-    def _decode(
-        self, key: _RunKey, found: PullResponse, body: memoryview, offset: int
-    ) -> PulledRun | None:
-        """Return the messages of an answer from an offset on, up to damage or ``DECODED_BYTES``.
-
-        Returns:
-            None if nothing stands before the damage.
-        """
-        store_host, end, size = str(self._ports.address(key[0])), -1, 0
-        messages: list[StoredMessage] = []
-        try:
-            for header, batch in iter_batches(body):
-                end = header.base_queue_offset
-                if size and size + header.raw_size > DECODED_BYTES:
-                    break
-                check_stored(batch)
-                messages += decode_messages(
-                    batch, header, broker_name=key[0], store_host=store_host
-                )
-                size += header.raw_size
-                end = header.next_queue_offset
-            else:
-                end = found.next_queue_offset
-        except CorruptBatch as error:
-            _log.error("messages of %s from offset %d on: %s", key[1], end, error)
-            if end <= offset:
-                return None
-        wanted = [one for one in messages if one.queue_offset >= offset]
-        offsets: list[int] = [one.queue_offset for one in wanted]
-        bounds = (found.min_queue_offset, found.max_queue_offset)
-        return PulledRun(
-            offset, end, offsets, wanted, size, bounds, self._upstream.loop.clock.monotonic_ms()
-        )
 
     def _give(
         self,
@@ -457,9 +460,38 @@ class Consuming:
                 return
             if member is not None and found.generation and len(member.claims) < MOST_CLAIMS:
                 member.claims[key] = member.generations[group] = found.generation
-            _answer_offset(session, request, found.queues[0].queue_offset if found.queues else -1)
+            offset = found.queues[0].queue_offset if found.queues else -1
+            if offset < 0 and request.fields.get("setZeroIfNotFound", "").lower() != "false":
+                self._answer_first(session, request)
+            else:
+                _answer_offset(session, request, offset)
 
         ask(session.client_id if claims else "")
+
+    def _answer_first(self, session: RemotingSession, request: RemotingCommand) -> None:
+        """Have a group begin with a queue's first message where none was deleted yet.
+
+        RocketMQ does so, wherever the client wants to begin: what was sent before a new service
+        runs for the first time is not lost. In a longer queue the client's wish counts.
+        """
+        _, topic, queue_id = _queue_key(request)
+
+        def done(answer: Command | MQMeshError) -> None:
+            try:
+                if isinstance(answer, MQMeshError):
+                    raise answer
+                found = decode_header(QueueBoundsResponse, answer.header)
+            except TopicNotFound:
+                found = QueueBoundsResponse(0, 0)
+            except MQMeshError as error:
+                _log.info("the bounds of %s are unknown: %s; no answer", topic, error)
+                session.drop(request)  # see above
+                return
+            is_short = found.min_queue_offset == 0 < found.max_queue_offset <= MOST_FROM_FIRST
+            _answer_offset(session, request, 0 if is_short else -1)
+
+        header = encode_header(QueueBoundsRequest(topic, queue_id))
+        self._upstream.ask(broker_of(session), RequestCode.QUERY_QUEUE_BOUNDS, header, done)
 
     def _update_offset(self, session: RemotingSession, request: RemotingCommand) -> None:
         broker_name, key = broker_of(session), _queue_key(request)
@@ -528,21 +560,24 @@ class Consuming:
         self._upstream.ask(broker_of(session), RequestCode.QUERY_QUEUE_BOUNDS, header, done)
 
     def _search_offset(self, session: RemotingSession, request: RemotingCommand) -> None:
+        # The upper boundary is the last message that is not later than the time.
+        upper = request.fields.get("boundaryType", "").upper() == "UPPER"
+
         def done(answer: Command | MQMeshError) -> None:
             try:
                 if isinstance(answer, MQMeshError):
                     raise answer
-                found = decode_header(OffsetResponse, answer.header)
+                found = decode_header(OffsetResponse, answer.header).queue_offset
             except MQMeshError as error:
                 session.fail(request, error)
             else:
-                session.answer(request, fields={"offset": str(found.queue_offset)})
+                session.answer(request, fields={"offset": str(max(found - upper, 0))})
 
         header = encode_header(
             SearchOffsetRequest(
                 text_field(request, "topic"),
                 number_field(request, "queueId"),
-                max(number_field(request, "timestamp"), 0),
+                max(number_field(request, "timestamp") + upper, 0),
             )
         )
         code = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
@@ -572,7 +607,11 @@ def _places(following: int, bounds: tuple[int, int]) -> dict[str, str]:
         "nextBeginOffset": str(following),
         "minOffset": str(bounds[0]),
         "maxOffset": str(bounds[1]),
+        **_NO_FLAGS,
     }
+
+
+_NO_FLAGS: Final = {"topicSysFlag": "0", "groupSysFlag": "0"}
 
 
 def _give_none(

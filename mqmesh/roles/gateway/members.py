@@ -10,7 +10,14 @@ from typing import Final
 
 import msgspec
 
-from mqmesh.errors import GroupNotFound, MQMeshError, RemoteProtocolError
+from mqmesh.errors import (
+    GroupNotFound,
+    InvalidArgument,
+    MQMeshError,
+    RemoteProtocolError,
+    TransportError,
+)
+from mqmesh.filtering.sql92 import parse_sql
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.membership import (
@@ -29,8 +36,10 @@ from mqmesh.protocol.membership import (
     UnlockBatchRequest,
     UnregisterClientRequest,
 )
+from mqmesh.protocol.pulling import ExpressionType
 from mqmesh.protocol.remoting import bodies
 from mqmesh.protocol.remoting.bodies import (
+    CheckClientBody,
     ConsumerIds,
     HeartbeatData,
     LockBody,
@@ -45,6 +54,9 @@ from mqmesh.roles.gateway.upstream import Upstream
 
 LEAVE_MS: Final = 1_000
 """So long after its connection ended a client leaves its groups, unless it came back."""
+NOTICE_MS: Final = 10
+"""A broker sends notice of a change once for each member of the gateway's connection; those that
+come within this time are passed on as one."""
 RENEW_AGAIN_MS: Final = 300
 RENEWALS: Final = 10
 """Locks that could not be renewed are asked for so often, as long as a new master keeps them."""
@@ -70,6 +82,7 @@ class GatewayMember(msgspec.Struct, eq=False):
         claims: Generation in which each queue was claimed.
         epochs: Epoch of the log at the last pull of each queue.
         tokens: Of its locks.
+        is_known: The broker has taken a heartbeat of it.
     """
 
     broker_name: str
@@ -80,6 +93,7 @@ class GatewayMember(msgspec.Struct, eq=False):
     claims: dict[QueueKey, int] = {}
     epochs: dict[QueueKey, int] = {}
     tokens: dict[QueueKey, int] = {}
+    is_known: bool = False
 
     def consumes(self, group: str) -> bool:
         """Return True if it is a member of a consumer group."""
@@ -157,10 +171,9 @@ class GatewayMembers:
             RemoteProtocolError: The command cannot be read.
         """
         changed = (broker_name, decode_header(ConsumerIdsChanged, command.header).group)
-        # The broker sends one for each member of the gateway's connection.
         if changed not in self._changed:
             self._changed.add(changed)
-            self._upstream.loop.call_later(0, partial(self._pass_on, *changed))
+            self._upstream.loop.call_later(NOTICE_MS, partial(self._pass_on, *changed))
 
     def notify_changed(self, member: GatewayMember, group: str) -> None:
         """Have a member look at its group anew."""
@@ -217,8 +230,12 @@ class GatewayMembers:
         def done(error: MQMeshError | None) -> None:
             if error is None:
                 session.answer(request)
-            else:
-                session.fail(request, error)
+                return
+            is_final = not (error.retriable or isinstance(error, TransportError))
+            is_first = not member.is_known and member.heartbeat is heartbeat
+            if is_final and is_first and self._members.get(key) is member:
+                del self._members[key]
+            session.fail(request, error)
 
         self._send_heartbeat(member, done)
 
@@ -233,6 +250,7 @@ class GatewayMembers:
             except MQMeshError as error:
                 on_done(error)
                 return
+            member.is_known = True
             for one in found.memberships:
                 member.generations[one.group] = one.generation
             on_done(None)
@@ -241,7 +259,15 @@ class GatewayMembers:
         self._upstream.ask(member.broker_name, RequestCode.HEART_BEAT, header, done)
 
     def _check_client(self, session: RemotingSession, request: RemotingCommand) -> None:
-        session.answer(request)  # the heartbeat is refused where an expression is wrong
+        """Check the expression of a consumer that starts: a wrong one ends it."""
+        asked = decode_body(CheckClientBody, request.body).subscription_data
+        try:
+            if asked.expression_type == ExpressionType.SQL92.value:
+                parse_sql(asked.sub_string or "")
+        except InvalidArgument as error:
+            session.fail(request, error, RemotingStatus.SUBSCRIPTION_PARSE_FAILED)
+        else:
+            session.answer(request)
 
     def _unregister(self, session: RemotingSession, request: RemotingCommand) -> None:
         client_id = text_field(request, "clientID")

@@ -1,13 +1,17 @@
 """Messages between RocketMQ's clients and mqmesh: what a property of one is at the other. Pure."""
 
+import binascii
 import ipaddress
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Final
 
 import msgspec
 
 from mqmesh.errors import InvalidArgument
 from mqmesh.message import (
+    DLQ_PREFIX,
     MAX_KEYS,
     NO_KEYS,
     PROPERTY_CORRELATION_ID,
@@ -18,8 +22,15 @@ from mqmesh.message import (
     Message,
     StoredMessage,
     as_system,
+    parse_message_id,
 )
-from mqmesh.protocol.remoting.records import NAME_END, PAIR_END, RecordPlace, encode_record
+from mqmesh.protocol.remoting.records import (
+    COMMITTED,
+    NAME_END,
+    PAIR_END,
+    RecordPlace,
+    encode_record,
+)
 
 KEYS: Final = "KEYS"
 TAGS: Final = "TAGS"
@@ -40,6 +51,9 @@ ORDINALS: Final = 65_536
 ordinal, is the offset that RocketMQ's clients see."""
 
 CLUSTER: Final = "CLUSTER"
+TRANSACTION_ID: Final = "__transactionId__"
+TRACED: Final = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
+"""Region of all messages, and that consumers may trace them; also in answers to sends."""
 
 TRACE_END: Final = b"\x02"
 """End of a record in a message about traces."""
@@ -55,10 +69,24 @@ _LONG: Final = {
 }
 """Fields of sends with short names by those with long ones."""
 _REQUEST: Final = (PROPERTY_CORRELATION_ID, PROPERTY_REPLY_TO_CLIENT, PROPERTY_TTL)
-_FIELDS: Final = frozenset({TAGS, SHARDING_KEY, DELAY_LEVEL, DELAY_MS, DELAY_S, DELIVER_MS})
+DELAYS: Final = frozenset({DELAY_LEVEL, DELAY_MS, DELAY_S, DELIVER_MS})
+"""Properties that delay a message."""
+_FIELDS: Final = DELAYS | {TAGS, SHARDING_KEY}
 """Properties that are fields of an mqmesh message."""
 _DROPPED: Final = _FIELDS | RESERVED_PROPERTIES | {RETRY_TOPIC, REAL_TOPIC, PRODUCER_GROUP, HALF}
 """Properties of a client that are not stored. A committed message is no half message any more."""
+
+
+@lru_cache(1_000)
+def _packed(host: str) -> bytes:
+    """Return an IPv4 address as 4 bytes; kept, as each message that goes out has it."""
+    return ipaddress.IPv4Address(host).packed
+
+
+@lru_cache(1_000)
+def _id_head(host: str, port: int) -> str:
+    """Return what ids of the messages of a broker group begin with."""
+    return f"{_packed(host).hex()}{port:08x}".upper()
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -77,7 +105,7 @@ class Address(msgspec.Struct, frozen=True):
     @property
     def ip(self) -> bytes:
         """The address as 4 bytes."""
-        return ipaddress.IPv4Address(self.host).packed
+        return _packed(self.host)
 
     def __str__(self) -> str:
         """Return ``host:port``."""
@@ -101,12 +129,15 @@ def to_message(
     Raises:
         InvalidArgument: A delay is no number.
     """
-    keys = tuple(dict.fromkeys(properties.get(KEYS, "").split()))
+    words = properties.get(KEYS)
+    keys = tuple(dict.fromkeys(words.split())) if words else ()
     unique = properties.get(UNIQ_KEY)
     if unique and unique not in keys:
         keys = (*keys, unique)
     own = {name: value for name, value in properties.items() if name not in _DROPPED}
-    level, deliver_at_ms = _delay(properties, now_ms)
+    level, deliver_at_ms = 0, 0
+    if not DELAYS.isdisjoint(properties):
+        level, deliver_at_ms = _delay(properties, now_ms)
     message = Message(
         topic,
         body,
@@ -118,8 +149,8 @@ def to_message(
         level,
         deliver_at_ms,
     )
-    asking = {name: properties[name] for name in _REQUEST if name in properties}
-    if is_request(asking):
+    if PROPERTY_REPLY_TO_CLIENT in properties and is_request(properties):
+        asking = {name: properties[name] for name in _REQUEST if name in properties}
         return as_system(message, own | asking)
     return message
 
@@ -179,8 +210,8 @@ def to_properties(message: Message) -> dict[str, str]:
         properties[TAGS] = message.tag
     if message.sharding_key is not None:
         properties[SHARDING_KEY] = message.sharding_key
-    if KEYS not in own and message.keys:
-        properties[KEYS] = " ".join(message.keys)
+    if KEYS not in own and (words := [one for one in message.keys if one != own.get(UNIQ_KEY)]):
+        properties[KEYS] = " ".join(words)
     for name, value in own.items():
         if name not in RESERVED_PROPERTIES:
             properties.setdefault(name, value)
@@ -188,16 +219,14 @@ def to_properties(message: Message) -> dict[str, str]:
 
 
 def _delay(properties: Mapping[str, str], now_ms: int) -> tuple[int, int]:
-    """Return delay level and time of delivery; 0 for none."""
+    """Return delay level and time of delivery, one of them 0, by a property of ``DELAYS``."""
     if DELIVER_MS in properties:
         return 0, _number(properties, DELIVER_MS)
     if DELAY_MS in properties:
         return 0, now_ms + _number(properties, DELAY_MS)
     if DELAY_S in properties:
         return 0, now_ms + _number(properties, DELAY_S) * 1_000
-    if DELAY_LEVEL in properties:
-        return _number(properties, DELAY_LEVEL), 0
-    return 0, 0
+    return _number(properties, DELAY_LEVEL), 0
 
 
 def _number(properties: Mapping[str, str], name: str) -> int:
@@ -221,7 +250,41 @@ def offset_message_id(address: Address, offset: int) -> str:
         address: Of the broker group.
         offset: ``log_offset``.
     """
-    return f"{address.ip.hex()}{address.port:08x}{offset:016x}".upper()
+    return f"{_id_head(address.host, address.port)}{offset:016X}"
+
+
+def recall_handle(broker_name: str, message: Message, message_id: str) -> str:
+    """Return the handle by which a client calls a delayed message back.
+
+    RocketMQ's clients read it themselves, to find the broker group. Behind what they look for
+    stands the message's id at mqmesh.
+
+    Args:
+        broker_name: Broker group that has the message.
+        message: The message.
+        message_id: Its id at mqmesh.
+    """
+    unique = message.property(UNIQ_KEY, "") or message_id
+    fields = ("v1", message.topic, broker_name, str(message.deliver_at_ms), unique, message_id)
+    return urlsafe_b64encode(" ".join(fields).encode()).decode()
+
+
+def read_recall_handle(handle: str, topic: str, broker_name: str) -> tuple[str, int, int]:
+    """Return a message's id as its client knows it, and the two halves of its id at mqmesh.
+
+    Raises:
+        InvalidArgument: It is no handle of a message of this topic and broker group.
+    """
+    try:
+        fields = urlsafe_b64decode(handle.encode()).decode().split(" ")
+        if len(fields) < 6 or fields[:3] != ["v1", topic, broker_name]:
+            raise ValueError("its fields")
+        return (fields[4], *parse_message_id(fields[-1]))
+    except (ValueError, binascii.Error) as error:
+        raise InvalidArgument(
+            f"no handle of a delayed message of topic {topic!r} at broker group {broker_name!r}: "
+            f"{handle!r:.100}"
+        ) from error
 
 
 def to_record(message: StoredMessage, address: Address, half_group: str = "") -> bytes:
@@ -237,13 +300,16 @@ def to_record(message: StoredMessage, address: Address, half_group: str = "") ->
     # Those that clients need stand first: where there is no room, the last are left out.
     own = message.properties or {}
     properties = {UNIQ_KEY: own.get(UNIQ_KEY) or message.message_id}
-    if info.topic.startswith(RETRY_PREFIX) and message.topic != info.topic:
+    if info.topic.startswith((RETRY_PREFIX, DLQ_PREFIX)) and message.topic != info.topic:
         properties[RETRY_TOPIC] = message.topic
+    is_committed = info.prepared_transaction_offset >= 0
     if half_group:
         properties[PRODUCER_GROUP] = half_group
+    if half_group or is_committed:
+        properties |= {HALF: "true", TRANSACTION_ID: properties[UNIQ_KEY]}
     if is_request(own):
         properties |= {name: own[name] for name in _REQUEST if name in own}
-        properties[CLUSTER] = address.cluster
+    properties |= {CLUSTER: address.cluster, **TRACED}
     for name, value in to_properties(message).items():
         properties.setdefault(name, value)
     place = RecordPlace(
@@ -256,6 +322,7 @@ def to_record(message: StoredMessage, address: Address, half_group: str = "") ->
         address.port,
         message.reconsume_times,
         max(info.prepared_transaction_offset, 0),
+        COMMITTED if is_committed else 0,
     )
     return encode_record(topic, message.body, writable(properties), message.flag, place)
 

@@ -2,11 +2,12 @@
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import msgspec
 
-from mqmesh.errors import CorruptRecord, MQMeshError
+from mqmesh.errors import CorruptRecord, MQMeshError, StoreLocked
 from mqmesh.roles.gateway.messages import Address
 
 STEP: Final = 10
@@ -22,7 +23,7 @@ class _Numbers(msgspec.Struct, forbid_unknown_fields=True):
     """Content of the file.
 
     Attributes:
-        brokers: RecordPlace of each broker group that was ever seen, from 0.
+        brokers: Number of each broker group that was ever seen, from 0.
     """
 
     brokers: dict[str, int] = {}
@@ -35,7 +36,8 @@ class BrokerPorts:
         host: IPv4 address that clients are given.
         base: Port of the first group.
         listen: Listens at a port for a broker group; raises ``OSError`` where that is not possible.
-        save: Keeps the numbers for the next life.
+        change: Replaces the document of the numbers, which workers share; called with a function
+            that makes the new document from the old one, None if there is none.
     """
 
     def __init__(
@@ -43,17 +45,17 @@ class BrokerPorts:
         host: str,
         base: int,
         listen: Callable[[int, str], None],
-        save: Callable[[bytes], None],
+        change: Callable[[Callable[[bytes | None], bytes]], None],
     ) -> None:
         self._host = host
         self._base = base
         self._listen = listen
-        self._save = save
+        self._change = change
         self._clusters: dict[str, str] = {}
         self._numbers = _Numbers()
 
     def load(self, document: bytes) -> None:
-        """Take the numbers that an earlier life saved.
+        """Take the numbers that were saved.
 
         Raises:
             CorruptRecord: They cannot be read.
@@ -78,12 +80,14 @@ class BrokerPorts:
                     "no port for broker group %s: %d are the limit", broker_name, MOST_GROUPS
                 )
                 return
-            numbers[broker_name] = max(numbers.values(), default=-1) + 1
             try:
-                self._save(msgspec.json.encode(self._numbers))
+                self._change(partial(self._with_number, broker_name))
+            except StoreLocked:
+                _log.info("broker group %s waits: another worker changes the ports", broker_name)
+                return
             except MQMeshError as error:
                 # Another number after a restart would send clients to another broker group.
-                del numbers[broker_name]
+                self._numbers.brokers.pop(broker_name, None)
                 _log.error("broker group %s is not served: %s", broker_name, error)
                 return
         port = self.address(broker_name).port
@@ -94,6 +98,14 @@ class BrokerPorts:
             return
         self._clusters[broker_name] = cluster
         _log.info("broker group %s is served at %s", broker_name, self.address(broker_name))
+
+    def _with_number(self, broker_name: str, document: bytes | None) -> bytes:
+        """Return the document with a number for a broker group."""
+        if document is not None:
+            self.load(document)
+        numbers = self._numbers.brokers
+        numbers.setdefault(broker_name, max(numbers.values(), default=-1) + 1)
+        return msgspec.json.encode(self._numbers)
 
     def address(self, broker_name: str) -> Address:
         """Return where clients find a broker group.

@@ -5,18 +5,40 @@ from functools import partial
 from typing import Final
 
 from mqmesh.clock import Clock
-from mqmesh.errors import InvalidArgument, MQMeshError, RemoteProtocolError, TopicNotFound
-from mqmesh.message import RETRY_PREFIX, TRACE_TOPIC, Message, MessageQueue, check_group
+from mqmesh.errors import (
+    InvalidArgument,
+    MQMeshError,
+    NoPermission,
+    RemoteProtocolError,
+    TopicNotFound,
+)
+from mqmesh.message import (
+    RETRY_PREFIX,
+    Message,
+    MessageQueue,
+    check_group,
+    check_topic,
+    format_message_id,
+    is_closed_topic,
+)
 from mqmesh.message_checks import check_messages
+from mqmesh.namespaces import is_trace_topic
+from mqmesh.protocol.command import Command, encode_header
+from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.messaging import SendStatus
 from mqmesh.protocol.remoting.codes import RemotingCode, RemotingStatus
 from mqmesh.protocol.remoting.frame import RemotingCommand
 from mqmesh.protocol.remoting.records import decode_batch, decode_properties, decompress
+from mqmesh.protocol.schedule import CancelDelayedRequest
 from mqmesh.roles.gateway.members import broker_of
 from mqmesh.roles.gateway.messages import (
+    DELAYS,
+    TRACED,
     UNIQ_KEY,
     log_offset,
     offset_message_id,
+    read_recall_handle,
+    recall_handle,
     send_fields,
     split_trace,
     to_message,
@@ -24,7 +46,7 @@ from mqmesh.roles.gateway.messages import (
 from mqmesh.roles.gateway.ports import BrokerPorts
 from mqmesh.roles.gateway.send_backs import GatewaySendBacks
 from mqmesh.roles.gateway.sends import MAX_BATCH_MESSAGES, Sends, Stored
-from mqmesh.roles.gateway.session import Handler, RemotingSession
+from mqmesh.roles.gateway.session import Handler, RemotingSession, text_field
 from mqmesh.roles.gateway.transactions import GatewayTransactions
 from mqmesh.roles.gateway.upstream import Upstream
 
@@ -74,6 +96,7 @@ class Producing:
             RemotingCode.SEND_MESSAGE: self._send,
             RemotingCode.SEND_MESSAGE_V2: self._send,
             RemotingCode.SEND_BATCH_MESSAGE: self._send,
+            RemotingCode.RECALL_MESSAGE: self._recall,
         }
 
     def _send(self, session: RemotingSession, request: RemotingCommand) -> None:
@@ -86,6 +109,13 @@ class Producing:
             properties = decode_properties(fields.get("properties", ""))
             self._send_backs.send_back_by_id(session, request, topic, properties)
             return
+        try:
+            check_topic(topic)
+        except InvalidArgument as error:
+            session.fail(request, error, RemotingStatus.INVALID_PARAMETER)
+            return
+        if is_closed_topic(topic):
+            raise NoPermission(f"topic {topic!r} is reserved; users may not send to it")
         half_group = fields.get("producerGroup", "") if system_flag & PREPARED else ""
         queue = MessageQueue(topic, broker_name, _number(fields, "queueId"))
         messages = check_messages(
@@ -105,6 +135,8 @@ class Producing:
     ) -> Sequence[Message]:
         topic, now_ms = fields.get("topic", ""), self._clock.wall_ms()
         if request.code == RemotingCode.SEND_BATCH_MESSAGE:
+            if not DELAYS.isdisjoint(decode_properties(fields.get("properties", ""))):
+                raise InvalidArgument("a batch cannot be delayed; send its messages one by one")
             return [
                 to_message(topic, one.body, one.properties, one.flag, now_ms)
                 for one in decode_batch(request.body, MAX_BATCH_MESSAGES)
@@ -112,7 +144,7 @@ class Producing:
         body = decompress(request.body, system_flag, MAX_MESSAGE_BYTES)
         properties = decode_properties(fields.get("properties", ""))
         message = to_message(topic, body, properties, _number(fields, "flag", 0), now_ms)
-        return split_trace(message) if topic == TRACE_TOPIC else [message]
+        return split_trace(message) if is_trace_topic(topic) else [message]
 
     def _sent(
         self,
@@ -132,17 +164,35 @@ class Producing:
         first = log_offset(result.commitlog_offset, result.ordinal)
         count = len(messages) if request.code == RemotingCode.SEND_BATCH_MESSAGE else 1
         ids = [offset_message_id(address, first + at) for at in range(count)]
+        sequence = result.first_sequence + result.ordinal
+        message_id = format_message_id(self._sends.producer_id, sequence)
         answer = {
             "msgId": ",".join(ids),
             "queueId": str(queue.queue_id),
             "queueOffset": str(result.queue_offset),
-            "MSG_REGION": "DefaultRegion",
-            "TRACE_ON": "true",
+            "transactionId": messages[0].property(UNIQ_KEY, "") or message_id,
+            **TRACED,
         }
         if half_group:
             self._transactions.note_sent(queue.broker_name, first, half_group, result)
-            answer["transactionId"] = messages[0].property(UNIQ_KEY, "") or ids[0]
+        if messages[0].deliver_at_ms:
+            answer["recallHandle"] = recall_handle(queue.broker_name, messages[0], message_id)
         session.answer(request, _STATUS[SendStatus(result.status)], answer)
+
+    def _recall(self, session: RemotingSession, request: RemotingCommand) -> None:
+        broker_name, topic = broker_of(session), text_field(request, "topic")
+        message_id, *own_id = read_recall_handle(
+            text_field(request, "recallHandle"), topic, broker_name
+        )
+
+        def done(answer: Command | MQMeshError) -> None:
+            if isinstance(answer, MQMeshError):
+                session.fail(request, answer)
+            else:
+                session.answer(request, fields={"msgId": message_id})
+
+        header = encode_header(CancelDelayedRequest(*own_id))
+        self._upstream.ask(broker_name, RequestCode.CANCEL_DELAYED, header, done)
 
 
 def _number(fields: Mapping[str, str], name: str, default: int | None = None) -> int:

@@ -5,7 +5,7 @@ from typing import Final
 import msgspec
 
 from mqmesh.batch.record_batch import check_stored, decode_messages
-from mqmesh.errors import MQMeshError, OffsetIllegal
+from mqmesh.errors import MQMeshError, OffsetIllegal, TopicNotFound
 from mqmesh.message import StoredMessage
 from mqmesh.protocol.command import Command, encode_header
 from mqmesh.protocol.commands import RequestCode
@@ -79,6 +79,9 @@ class Queries:
                     for one in decode_found(answer.body, broker_name=broker_name, store_host="")
                     if one.info.topic == topic
                 ]
+                found.sort(key=lambda one: (one.info.commitlog_offset, one.ordinal))
+            except TopicNotFound:
+                found = []
             except MQMeshError as error:
                 session.fail(request, error)
                 return

@@ -1,4 +1,4 @@
-"""Replies to requests: from RocketMQ's consumers to whoever asked, and to its producers."""
+"""Replies to requests: from RocketMQ's consumers to clients that asked, and to its producers."""
 
 import logging
 import random

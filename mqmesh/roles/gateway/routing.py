@@ -2,8 +2,11 @@
 
 from collections.abc import Callable
 
+import msgspec
+
 from mqmesh.errors import BrokerNotAvailable, MQMeshError, TopicNotFound
-from mqmesh.message import RETRY_PREFIX, TRACE_TOPIC
+from mqmesh.message import RETRY_PREFIX
+from mqmesh.namespaces import is_trace_topic
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.groups import GetGroupsRequest, GroupSummaries
@@ -48,7 +51,7 @@ class Routing:
                 # The topic comes with the first retry. A client that did not know it until then
                 # would get that retry only after its next look at routes, 30 s later.
                 session.answer(request, body=encode_body(self._route_to_all()))
-            elif isinstance(found, TopicNotFound) and topic == TRACE_TOPIC:
+            elif isinstance(found, TopicNotFound) and is_trace_topic(topic):
                 # RocketMQ has it from the beginning, and clients of 5 drop traces without it. The
                 # first one makes it.
                 session.answer(request, body=encode_body(self._route_to_all()))
@@ -82,7 +85,7 @@ class Routing:
                     raise answer
                 known = decode_header(GroupSummaries, answer.header).groups
             except MQMeshError as error:
-                session.fail(request, error)
+                self._look_for_group(session, request, error, others)
                 return
             if known:
                 session.answer(request, body=encode_body(self._route_to_all()))
@@ -98,7 +101,7 @@ class Routing:
         )
 
     def _body(self, route: TopicRoute) -> RouteBody:
-        order = None
+        order: str | msgspec.UnsetType = msgspec.UNSET
         if route.order:
             order = ";".join(f"{one.broker_name}:{one.write_queue_nums}" for one in route.queues)
         served = self._ports.groups()

@@ -10,7 +10,7 @@ import msgspec
 
 from mqmesh.batch.delayed_batch import DelayedMeta, pack_due_times
 from mqmesh.batch.half_batch import half_parts, have_immunity
-from mqmesh.batch.payload import encode_payload
+from mqmesh.batch.payload import COMPRESS_OVER_BYTES, encode_payload
 from mqmesh.batch.record_batch import Attributes, batch_parts
 from mqmesh.clock import Clock
 from mqmesh.errors import (
@@ -45,7 +45,6 @@ MAX_BATCH_BYTES: Final = 1 * MIB
 """Bodies of one batch, unless one alone has more."""
 SEND_MS: Final = 3_000
 """Time for a send, all tries together: RocketMQ's clients give up then, too."""
-COMPRESS_OVER_BYTES: Final = 4_096
 RETRIES: Final = 2
 
 _OK: Final = int(ResponseCode.SUCCESS)

@@ -4,6 +4,7 @@ import logging
 import os
 import stat
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,15 +13,18 @@ from typing import TYPE_CHECKING, Final
 from mqmesh.certificates import LOOK_MS, ServerCertificate, file_marks
 from mqmesh.clock import Clock
 from mqmesh.config import MAX_FILE_BYTES
-from mqmesh.errors import ConfigError, CorruptRecord, MQMeshError
-from mqmesh.host import socket_path
+from mqmesh.errors import ConfigError, MQMeshError, StorageError, StoreLocked
+from mqmesh.host import claim_port, socket_path
 from mqmesh.metrics import Measured, counter, gauge
 from mqmesh.private_files import make_folder
-from mqmesh.protocol.commands import ServedBy
+from mqmesh.protocol.commands import RequestCode, ServedBy
+from mqmesh.protocol.gateway import GatewayClients, GatewayClientsRequest
 from mqmesh.protocol.remoting.frame import RemotingCommand
+from mqmesh.protocol.request import Request
 from mqmesh.protocol.route import BrokerData
 from mqmesh.roles.gateway.backend import GatewayBackend, OnBroker, OnCommand
-from mqmesh.roles.gateway.config import GatewayConfig
+from mqmesh.roles.gateway.client_list import list_clients
+from mqmesh.roles.gateway.config import SHARED_LOCK, GatewayConfig
 from mqmesh.roles.gateway.grpc.handles import Handles
 from mqmesh.roles.gateway.messages import Address
 from mqmesh.roles.gateway.ports import VIP_STEP, BrokerPorts
@@ -32,8 +36,9 @@ from mqmesh.roles.shell import RoleShell
 from mqmesh.roles.started_as import begin_in
 from mqmesh.security.keys import KeyRing, load_credentials
 from mqmesh.storage.files.atomic_file import load_document, save_document
+from mqmesh.storage.files.directory_lock import hold_file
 from mqmesh.storage.files.store_lock import StoreLock
-from mqmesh.transport.interface import ByteStream, ByteStreamListener, Transport
+from mqmesh.transport.interface import ByteStream, Transport
 from mqmesh.transport.tls_streams import TlsGate
 
 if TYPE_CHECKING:
@@ -49,6 +54,8 @@ LATE_CALLS_MS: Final = 500
 """Interval at which calls by gRPC are looked at that took too long."""
 GRPC_PACKAGES: Final = ("h2", "google", "google.protobuf")
 IDLE_LOOK_MS: Final = 10_000
+LOCKED_MS: Final = 200
+"""Pause before broker groups are looked for again, when another worker held the file of ports."""
 LOG_BROKEN_MS: Final = 1_000
 """Connections that speak another protocol are logged no oftener."""
 
@@ -75,8 +82,8 @@ class GatewayServer:
         self._clock = clock or transport.loop.clock
         self._root = Path(config.store_path_root_dir)
         self._lock: StoreLock | None = None
-        self._shell = RoleShell(ServedBy.GATEWAY, "gateway", config.name, transport, clock)
-        self._listeners: list[ByteStreamListener] = []
+        self._shell = RoleShell(ServedBy.GATEWAY, "gateway", config.instance, transport, clock)
+        self._listeners: list[ExitStack] = []
         self._sessions: dict[RemotingSession, None] = {}
         self._limits = SessionLimits(
             config.max_frame_bytes,
@@ -87,8 +94,9 @@ class GatewayServer:
         self.refused_connections = 0
         self._broken = self._log_broken_at_ms = 0
         self._ports = BrokerPorts(
-            config.client_host, config.broker_port_base, self._serve_broker, self._save_ports
+            config.client_host, config.broker_port_base, self._serve_broker, self._change_ports
         )
+        self._looks_again = False
         self._handles = Handles()
         self._has_grpc = bool(config.grpc_port) and self._can_grpc()
         self._backend = self._connect(transport, self._take_groups)
@@ -122,10 +130,16 @@ class GatewayServer:
         """
         config = self._config
         make_folder(self._root)
-        self._lock = StoreLock(self._root)
-        begin_in(self._root, config.security)
+        make_folder(config.own_folder)
+        self._lock = StoreLock(config.own_folder)
+        try:
+            with hold_file(self._root / SHARED_LOCK):
+                begin_in(self._root, config.security)
+        except StorageError as error:
+            raise ConfigError(f"store_path_root_dir cannot be used: {error}") from error
         self._load_ports()
-        endpoint = self._shell.open().bind(f"ipc://{socket_path(self._root)}")
+        handlers = {RequestCode.GET_GATEWAY_CLIENTS: self._list_clients}
+        endpoint = self._shell.open(handlers).bind(f"ipc://{socket_path(config.own_folder)}")
         self._shell.expose(GATEWAY_METRICS, lambda: self)
         self._shell.every(IDLE_LOOK_MS, self._end_idle)
         self._shell.every(LOOK_MS, self._look_at_files)
@@ -166,13 +180,18 @@ class GatewayServer:
         return self._listen_for(port, partial(self._accept, broker_name))
 
     def _listen_for(self, port: int, accept: Callable[[ByteStream], None]) -> str:
-        listener = self._transport.listen(accept, None if self._tls is None else self._tls.guard)
-        try:
-            endpoint = listener.bind(f"tcp://{self._config.listen_host}:{port}")
-        except OSError:
-            listener.close()
-            raise
-        self._listeners.append(listener)
+        config = self._config
+        with ExitStack() as undo:
+            if config.workers > 1:
+                claim = claim_port(config.listen_host, port, self._root, config.worker)
+                undo.callback(claim.close)
+            guard = None if self._tls is None else self._tls.guard
+            listener = self._transport.listen(accept, guard)
+            undo.callback(listener.close)
+            endpoint = listener.bind(
+                f"tcp://{config.listen_host}:{port}", shares_port=config.workers > 1
+            )
+            self._listeners.append(undo.pop_all())
         return endpoint
 
     def _serve_broker(self, port: int, broker_name: str) -> None:
@@ -263,6 +282,7 @@ class GatewayServer:
             backend.upstream,
             self._ports,
             backend.sends,
+            backend.cache,
             backend.transactions,
             handles=self._handles,
             key=backend.key,
@@ -299,24 +319,34 @@ class GatewayServer:
     def _load_secret(self) -> bytes:
         path = Path(self._config.secret_file or self._root / SECRET_FILE)
         try:
-            found = load_document(path)
-            if found is None:
-                found = self._transport.random.randbytes(SECRET_BYTES)
-                save_document(path, found)
-        except (CorruptRecord, MQMeshError) as error:
+            with hold_file(self._root / SHARED_LOCK):
+                found = load_document(path)
+                if found is None:
+                    found = self._transport.random.randbytes(SECRET_BYTES)
+                    save_document(path, found)
+        except MQMeshError as error:
             raise ConfigError(f"secret_file {path} cannot be used: {error}") from error
         return found
 
     # ---- Users and certificates ------------------------------------------------------------
 
     def _backends(self) -> list[GatewayBackend]:
-        return [self._backend, *(() if self._users is None else self._users.all())]
+        return [backend for _, backend in self._named_backends()]
+
+    def _named_backends(self) -> list[tuple[str, GatewayBackend]]:
+        return [("", self._backend), *(() if self._users is None else self._users.all())]
+
+    def _list_clients(self, request: Request, asked: GatewayClientsRequest) -> GatewayClients:
+        namespace = request.peer.principal.namespace or asked.namespace
+        return list_clients(asked, self._named_backends(), self._clock.monotonic_ms(), namespace)
 
     def _make_backend(self, user: GatewayUser) -> GatewayBackend:
         own = load_credentials(Path(user.credentials))
         transport = self._transport.with_keys(KeyRing(own, *own.namesrv_keys))
         backend = self._connect(transport, lambda groups: None)
         backend.start()
+        # The first request may be to a broker: a client repeats a failed heartbeat 30 s later.
+        backend.upstream.routes.learn(self._backend.upstream.groups)
         return backend
 
     def _connect(
@@ -371,11 +401,23 @@ class GatewayServer:
             found = load_document(path)
             if found is not None:
                 self._ports.load(found)
-        except (CorruptRecord, MQMeshError) as error:
+        except MQMeshError as error:
             raise ConfigError(f"{path} cannot be used: {error}") from error
 
-    def _save_ports(self, document: bytes) -> None:
-        save_document(self._root / PORTS_FILE, document)
+    def _change_ports(self, change: Callable[[bytes | None], bytes]) -> None:
+        path = self._root / PORTS_FILE
+        try:
+            with hold_file(self._root / SHARED_LOCK, wait=False):
+                save_document(path, change(load_document(path)))
+        except StoreLocked:
+            if not self._looks_again:
+                self._looks_again = True
+                self._transport.loop.call_later(LOCKED_MS, self._look_again)
+            raise
+
+    def _look_again(self) -> None:
+        self._looks_again = False
+        self._backend.upstream.look()
 
     # ---- Metrics ---------------------------------------------------------------------------
 

@@ -1,5 +1,6 @@
 """One connection of a RocketMQ client: its frames, the requests in flight, and their answers."""
 
+import abc
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -41,6 +42,11 @@ _STATUS: Final[dict[int, RemotingStatus]] = {
 }
 """What a client of RocketMQ is answered for a refusal; SYSTEM_ERROR for all others, which it tries
 again where that may help."""
+
+_SENDS: Final = (
+    *(RemotingCode.SEND_MESSAGE, RemotingCode.SEND_MESSAGE_V2, RemotingCode.SEND_BATCH_MESSAGE),
+    *(RemotingCode.SEND_REPLY_MESSAGE, RemotingCode.SEND_REPLY_MESSAGE_V2),
+)
 
 
 class Output(Protocol):
@@ -107,7 +113,70 @@ class Handler(Protocol):
 Admit = Callable[["RemotingSession", RemotingCommand], Mapping[int, Handler]]
 
 
-class RemotingSession:
+class ClientConnection(abc.ABC):
+    """Common part of connections: when they are read, and when they end.
+
+    Args:
+        stream: The connection.
+        limits: Its limits.
+        now_ms: Monotonic clock.
+
+    Attributes:
+        peer: Address of the client.
+        is_closed: Nothing is answered any more.
+        last_seen_ms: When something came last, monotonic clock.
+        access_key: User that its first request was signed by, "" for nobody; None before that.
+    """
+
+    def __init__(self, stream: Output, limits: SessionLimits, now_ms: Callable[[], int]) -> None:
+        self._stream = stream
+        self._limits = limits
+        self._now_ms = now_ms
+        self._is_paused = self._is_working = False
+        self.peer = stream.peer
+        self.is_closed = False
+        self.last_seen_ms = now_ms()
+        self.access_key: str | None = None
+
+    def on_drained(self) -> None:
+        """Read again."""
+        self._work()
+
+    def on_closed(self) -> None:
+        """Note the end of the connection."""
+        self._finish()
+
+    def close(self) -> None:
+        """End the connection; closing twice does no harm."""
+        if not self.is_closed:
+            self._stream.close()
+            self._finish()
+
+    def end_if_idle(self, now_ms: int) -> None:
+        """End the connection if nothing came for too long."""
+        if now_ms - self.last_seen_ms > self._limits.idle_timeout_ms:
+            _log.info("%s was silent for %d ms; closing", self.peer, now_ms - self.last_seen_ms)
+            self.close()
+
+    def _read_unless(self, is_full: bool) -> None:
+        """Read on, or not while there is too much to do."""
+        if is_full != self._is_paused and not self.is_closed:
+            self._is_paused = is_full
+            if is_full:
+                self._stream.pause()
+            else:
+                self._stream.resume()
+
+    @abc.abstractmethod
+    def _work(self) -> None:
+        """Serve what has come, as long as the limits allow."""
+
+    @abc.abstractmethod
+    def _finish(self) -> None:
+        """Note the end, once."""
+
+
+class RemotingSession(ClientConnection):
     """A connection, from its acceptance to its end.
 
     Args:
@@ -123,10 +192,6 @@ class RemotingSession:
     Attributes:
         broker_name: See above.
         client_id: The client, once it has sent a heartbeat.
-        access_key: The user that it speaks for, once it has sent a request; "" for nobody.
-        peer: Address of the client.
-        is_closed: Nothing is answered any more.
-        heard_ms: When something came last, monotonic clock.
     """
 
     def __init__(
@@ -139,10 +204,8 @@ class RemotingSession:
         on_end: Callable[["RemotingSession"], None],
         on_broken: Callable[[str], None],
     ) -> None:
-        self._stream = stream
+        super().__init__(stream, limits, now_ms)
         self._admit = admit
-        self._limits = limits
-        self._now_ms = now_ms
         self._on_end = on_end
         self._on_broken = on_broken
         self._reader = RemotingReader(limits.max_frame_bytes)
@@ -151,19 +214,14 @@ class RemotingSession:
         self._parked = 0
         self._next_opaque = 0
         self._asked: dict[int, OnClientAnswer] = {}
-        self._is_paused = self._is_working = False
         self.broker_name = broker_name
         self.client_id = ""
-        self.access_key: str | None = None
-        self.peer = stream.peer
-        self.is_closed = False
-        self.heard_ms = now_ms()
 
     # ---- Of the stream -------------------------------------------------------------------
 
     def on_bytes(self, data: bytes) -> None:
         """Serve the requests that are whole now."""
-        self.heard_ms = self._now_ms()
+        self.last_seen_ms = self._now_ms()
         try:
             self._todo.extend(self._reader.feed(data))
         except RemoteProtocolError as error:
@@ -174,14 +232,6 @@ class RemotingSession:
 
     def on_stuck(self) -> None:
         """Do nothing: ``answer`` looks at what waits."""
-
-    def on_drained(self) -> None:
-        """Read again."""
-        self._work()
-
-    def on_closed(self) -> None:
-        """Note the end of the connection."""
-        self._finish()
 
     # ---- Of the handlers -----------------------------------------------------------------
 
@@ -214,12 +264,12 @@ class RemotingSession:
             self._parked += 1
             self._waiting -= 1
 
-    def fail(self, request: RemotingCommand, error: Exception) -> None:
-        """Answer a request with an error."""
-        found: int = code_of(error)
-        if found == ResponseCode.SYSTEM_ERROR and isinstance(error, BrokerError):
-            found = error.code
-        code = _STATUS.get(found, RemotingStatus.SYSTEM_ERROR)
+    def fail(
+        self, request: RemotingCommand, error: Exception, code: RemotingStatus | None = None
+    ) -> None:
+        """Answer a request with an error, whose kind says the code unless one is given."""
+        if code is None:
+            code = _status_of(request, error)
         remark = str(error)
         if code is RemotingStatus.SYSTEM_BUSY:
             remark = f"[OVERLOAD]{remark}"  # RocketMQ's clients look for it
@@ -257,20 +307,7 @@ class RemotingSession:
         self._send(RemotingCommand(code, opaque, 0, fields, body))
         return lambda: self._answered(opaque, None)
 
-    def close(self) -> None:
-        """End the connection; closing twice does no harm."""
-        if not self.is_closed:
-            self._stream.close()
-            self._finish()
-
-    def end_if_idle(self, now_ms: int) -> None:
-        """End the connection if nothing came for too long."""
-        if now_ms - self.heard_ms > self._limits.idle_timeout_ms:
-            _log.info("%s was silent for %d ms; closing", self.peer, now_ms - self.heard_ms)
-            self.close()
-
     def _work(self) -> None:
-        """Serve what has come, as long as the limits allow."""
         if self._is_working:
             return  # an answer that is given at once
         self._is_working = True
@@ -315,18 +352,11 @@ class RemotingSession:
             self._stream.write(head)
 
     def _look_at_limits(self) -> None:
-        limits, stream = self._limits, self._stream
-        is_full = (
+        limits = self._limits
+        self._read_unless(
             self._waiting >= limits.max_requests_in_flight
-            or stream.waiting_bytes >= limits.max_output_bytes
+            or self._stream.waiting_bytes >= limits.max_output_bytes
         )
-        if is_full == self._is_paused or self.is_closed:
-            return
-        self._is_paused = is_full
-        if is_full:
-            stream.pause()
-        else:
-            stream.resume()
 
     def _finish(self) -> None:
         if not self.is_closed:
@@ -334,6 +364,17 @@ class RemotingSession:
             self._on_end(self)
             for opaque in list(self._asked):
                 self._answered(opaque, None)
+
+
+def _status_of(request: RemotingCommand, error: Exception) -> RemotingStatus:
+    found: int = code_of(error)
+    if found == ResponseCode.SYSTEM_ERROR and isinstance(error, BrokerError):
+        found = error.code
+    code = _STATUS.get(found, RemotingStatus.SYSTEM_ERROR)
+    if code is not RemotingStatus.MESSAGE_ILLEGAL or request.code in _SENDS:
+        return code  # clients try a send again that failed with SYSTEM_ERROR
+    is_broken = isinstance(error, RemoteProtocolError)
+    return RemotingStatus.SYSTEM_ERROR if is_broken else RemotingStatus.INVALID_PARAMETER
 
 
 def name_of(code: int) -> str:

@@ -139,6 +139,7 @@ class GatewayTransactions:
                 "msgId": unique,
                 "transactionId": unique,
                 "offsetMsgId": offset_message_id(address, offset),
+                "bname": broker_name,
             }
             record = to_record(message, address, check.group)
             producer.session.notify(RemotingCode.CHECK_TRANSACTION_STATE, fields, record)

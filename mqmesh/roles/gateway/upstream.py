@@ -51,6 +51,7 @@ class Upstream:
     Attributes:
         loop: Of the process.
         routes: Cache of routes.
+        groups: Broker groups, as a name server listed them last.
         brokers: The connections to masters.
         closed: Nothing is asked any more.
         request: Asks a broker group's master; see ``MasterRequests.request``.
@@ -75,6 +76,7 @@ class Upstream:
         self.loop = transport.loop
         self.closed = False
         self.routes = RouteCache()
+        self.groups: list[BrokerData] = []
         self.brokers = BrokerConnections(
             transport,
             self.routes,
@@ -106,9 +108,9 @@ class Upstream:
             list(self._options.namesrv_addresses()),
             timeout_ms=self._options.namesrv_timeout_ms,
             on_hint=self._on_hint,
-            on_connected=self._look,
+            on_connected=self.look,
         )
-        self.loop.call_every(CLUSTER_MS, self._look)
+        self.loop.call_every(CLUSTER_MS, self.look)
         self.loop.call_every(TIDY_MS, self.brokers.tidy)
 
     def close(self, farewell: Callable[[], None]) -> None:
@@ -201,14 +203,15 @@ class Upstream:
         """Call back in the loop, soon."""
         self.loop.call_later(0, callback)
 
-    def _on_hint(self, hint: RouteHint) -> None:
-        if not hint.topics:
-            self._look()
-
-    def _look(self) -> None:
+    def look(self) -> None:
+        """Look for broker groups now."""
         if self._link is not None and not self.closed:
             header = encode_header(GetClusterRequest())
             self._link.request(RequestCode.GET_BROKER_CLUSTER_INFO, header, self._take_cluster)
+
+    def _on_hint(self, hint: RouteHint) -> None:
+        if not hint.topics:
+            self.look()
 
     def _take_cluster(self, answer: Command | MQMeshError) -> None:
         if isinstance(answer, MQMeshError) or self.closed:
@@ -221,6 +224,7 @@ class Upstream:
         brokers = usable_brokers(cluster.brokers, _log.warning)
         for group in brokers:
             learn_keys(self._transport.ring, group.addresses.values())
+        self.groups = brokers
         if self.routes.learn(brokers):
             self.brokers.follow_routes()
         self._on_groups(brokers)

@@ -56,9 +56,9 @@ class UserBackends:
         self._used_ms: dict[str, int] = {}
         self.sent_before = self.given_before = 0
 
-    def all(self) -> Iterable[GatewayBackend]:
-        """Return the backends of users that are there."""
-        return self._backends.values()
+    def all(self) -> Iterable[tuple[str, GatewayBackend]]:
+        """Return the backends of users that are there, with their access keys."""
+        return self._backends.items()
 
     def admit(self, session: RemotingSession, request: RemotingCommand) -> Mapping[int, Handler]:
         """Return the handlers that a request may have.

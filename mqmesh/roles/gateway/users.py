@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from mqmesh.config import parse_config
+from mqmesh.config import dump_toml, parse_config
 from mqmesh.errors import ConfigError, NoPermission
 from mqmesh.protocol.remoting.frame import RemotingCommand
 from mqmesh.roles.gateway.queries import UNIQUE_QUERY
@@ -68,6 +68,11 @@ def parse_users(text: str, name: str) -> dict[str, GatewayUser]:
     if len(found) < len(users):
         raise ConfigError(f"{name}: two users have one access_key")
     return found
+
+
+def write_users(users: list[GatewayUser]) -> str:
+    """Write what ``parse_users`` reads."""
+    return dump_toml(_UsersFile(user=users))
 
 
 def find_user(request: RemotingCommand, users: Mapping[str, GatewayUser]) -> GatewayUser | None:

@@ -73,7 +73,7 @@ class PendingQueries:
     def add(
         self,
         request: Request,
-        asked: QueryMessageRequest | QueryMessageByIdRequest,
+        header: QueryMessageRequest | QueryMessageByIdRequest,
         wanted: int,
         now_ms: int,
     ) -> None:
@@ -81,7 +81,7 @@ class PendingQueries:
 
         Args:
             request: Request to answer.
-            asked: By key or by id.
+            header: By key or by id.
             wanted: Commit-log offset that the index shall have reached first.
             now_ms: Monotonic clock.
 
@@ -95,13 +95,13 @@ class PendingQueries:
                 retry_after_ms=BUSY_RETRY_AFTER_MS,
             )
         query: KeyQuery | IdQuery
-        if isinstance(asked, QueryMessageRequest):
-            end = min(asked.end_timestamp, MAX_TIMESTAMP_MS)
-            query = KeyQuery(asked.topic, asked.key, asked.begin_timestamp, end)
+        if isinstance(header, QueryMessageRequest):
+            end = min(header.end_timestamp, MAX_TIMESTAMP_MS)
+            query = KeyQuery(header.topic, header.key, header.begin_timestamp, end)
         else:
-            query = IdQuery(*parse_message_id(asked.message_id))
+            query = IdQuery(*parse_message_id(header.message_id))
         self._waiting.append(
-            PendingQuery(request.later(), query, asked.max_count, asked.max_bytes, wanted, now_ms)
+            PendingQuery(request.later(), query, header.max_count, header.max_bytes, wanted, now_ms)
         )
 
     def step(

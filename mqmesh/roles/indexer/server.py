@@ -109,18 +109,18 @@ class IndexerServer:
 
     # ---- Requests --------------------------------------------------------------------
 
-    def _advance(self, request: Request, asked: AdvanceIndexRequest) -> Answer:
+    def _advance(self, request: Request, header: AdvanceIndexRequest) -> Answer:
         now_ms = self._clock.monotonic_ms()
         if self._dispatcher is None:
-            self._follow(asked.store_id)
-        elif asked.store_id != self._store_id:
+            self._follow(header.store_id)
+        elif header.store_id != self._store_id:
             # It ends with its broker, whose store is one. To follow another one would be to
             # throw the index away.
             raise RemoteProtocolError(
-                f"this is the index of store {self._store_id}, not {asked.store_id}"
+                f"this is the index of store {self._store_id}, not {header.store_id}"
             )
         assert self._dispatcher is not None
-        self._dispatcher.advance(asked.visible_offset, asked.min_offset, now_ms)
+        self._dispatcher.advance(header.visible_offset, header.min_offset, now_ms)
         self._plan()
         return self._progress()
 
@@ -131,9 +131,9 @@ class IndexerServer:
             queries=answered, mismatches=mismatches, **msgspec.structs.asdict(stats)
         )
 
-    def _copy(self, request: Request, asked: CopyIndexRequest) -> CopyIndexResponse:
+    def _copy(self, request: Request, header: CopyIndexRequest) -> CopyIndexResponse:
         assert self._index is not None
-        return CopyIndexResponse(len(self._index.copy_live(Path(asked.directory))))
+        return CopyIndexResponse(len(self._index.copy_live(Path(header.directory))))
 
     def _follow(self, store_id: int) -> None:
         assert self._index is not None
@@ -151,11 +151,11 @@ class IndexerServer:
         self._store_id = store_id
 
     def _query(
-        self, request: Request, asked: QueryMessageRequest | QueryMessageByIdRequest
+        self, request: Request, header: QueryMessageRequest | QueryMessageByIdRequest
     ) -> Reply | None:
         if self._dispatcher is None:
             raise BrokerNotAvailable("the index process is just starting")
-        self._queries.add(request, asked, self._dispatcher.visible, self._clock.monotonic_ms())
+        self._queries.add(request, header, self._dispatcher.visible, self._clock.monotonic_ms())
         self._answer_queries()
         self._plan()
         return None

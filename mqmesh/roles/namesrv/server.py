@@ -10,6 +10,7 @@ import msgspec
 from mqmesh.clock import Clock
 from mqmesh.errors import ConfigError, CorruptRecord, StorageError, TopicNotFound
 from mqmesh.hosts import bindable
+from mqmesh.namespaces import is_within
 from mqmesh.private_files import make_folder, make_private
 from mqmesh.protocol.command import EMPTY_REPLY, MAX_HEADER_BYTES, Answer, Reply, encode_header
 from mqmesh.protocol.commands import RequestCode, ServedBy
@@ -28,6 +29,7 @@ from mqmesh.protocol.route import (
     TopicListRequest,
     UnregisterBrokerRequest,
     WipeWritePermRequest,
+    topic_hash,
 )
 from mqmesh.roles.descriptors import room_for_connections
 from mqmesh.roles.dispatch import Handler
@@ -221,7 +223,8 @@ class NameServer:
         return ClusterInfo(self._table.brokers(), self._hint_endpoint)
 
     def _topics(self, request: Request, header: TopicListRequest) -> TopicList:
-        return TopicList(self._table.topics())
+        namespace = request.peer.principal.namespace
+        return TopicList([one for one in self._table.topics() if is_within(namespace, one)])
 
     def _delete_topic(self, request: Request, header: DeleteTopicRequest) -> Reply:
         self._carry_out(self._table.on_delete_topic(header.topic))
@@ -285,17 +288,17 @@ class NameServer:
             if error is not None and must_save:
                 raise error
 
-    def _announce(self, news: Announce) -> None:
+    def _announce(self, change: Announce) -> None:
         if self._hint is None:
             # After this turn of the loop, so that many changes together make one hint; and in a
             # rush of changes at most one each HINT_INTERVAL_MS.
             now_ms = self._clock.monotonic_ms()
-            self._hint = news
+            self._hint = change
             self._loop.call_later(max(self._next_hint_ms - now_ms, 0), self._publish)
             return
-        both = self._hint.topics | news.topics
-        few = self._hint.topics and news.topics and len(both) <= MAX_HINT_TOPICS
-        self._hint = Announce(self._hint.brokers | news.brokers, both if few else frozenset())
+        both = self._hint.topics | change.topics
+        few = self._hint.topics and change.topics and len(both) <= MAX_HINT_TOPICS
+        self._hint = Announce(self._hint.brokers | change.brokers, both if few else frozenset())
 
     def _publish(self) -> None:
         hint, self._hint = self._hint, None
@@ -303,7 +306,7 @@ class NameServer:
         if hint is not None and self._publisher is not None:
             _log.info("routes of %s changed", ", ".join(sorted(hint.brokers)))
             self._publisher.publish(
-                encode_header(RouteHint(sorted(hint.brokers), sorted(hint.topics)))
+                encode_header(RouteHint(sorted(hint.brokers), sorted(map(topic_hash, hint.topics))))
             )
 
     # ---- State on disk ---------------------------------------------------------------

@@ -277,9 +277,9 @@ class ScheduleService:
         """
         if command.code != RequestCode.NOTIFY_SCHEDULE:
             return
-        news = decode_header(ScheduleNews, command.header)
-        if news.ticket:
-            self._cancel(news, self._era, CANCEL_TRIES)
+        notice = decode_header(ScheduleNews, command.header)
+        if notice.ticket:
+            self._cancel(notice, self._era, CANCEL_TRIES)
         elif self.in_session:
             self._pull()
 
@@ -296,7 +296,7 @@ class ScheduleService:
         lowest = table.lowest_place() if serving else None
         is_anew = serving and self._report_anew
         self._report_anew = self._report_anew and not serving
-        asked = PullScheduleRequest(
+        request = PullScheduleRequest(
             self._session,
             table.state.cursors,
             -1 if lowest is None else lowest,
@@ -307,7 +307,7 @@ class ScheduleService:
             table.retries.report(MAX_RETRY_GROUPS) if serving else [],
             is_anew,
         )
-        header = encode_header(asked)
+        header = encode_header(request)
         self._ask(RequestCode.PULL_SCHEDULE, header, b"", self._pulled, self._pull_failed)
 
     def _pull_failed(self, error: MQMeshError) -> None:
@@ -403,7 +403,7 @@ class ScheduleService:
     def _deliver(self, taken: Taken) -> None:
         table = self._table
         assert table is not None
-        asked = DeliverDueRequest(self._session, ScheduleAction.DELIVER)
+        request = DeliverDueRequest(self._session, ScheduleAction.DELIVER)
 
         def done(answer: Command) -> None:
             self._in_flight -= 1
@@ -430,7 +430,7 @@ class ScheduleService:
 
         # Owners are counted from the first run, so the request may be cut.
         body = encode_runs(taken.runs[:MAX_RUNS])
-        self._ask(RequestCode.DELIVER_DUE, encode_header(asked), body, done, failed)
+        self._ask(RequestCode.DELIVER_DUE, encode_header(request), body, done, failed)
 
     def _pause(self, error: MQMeshError) -> None:
         pause_ms = max(getattr(error, "retry_after_ms", 0), self._config.retry_ms)
@@ -459,7 +459,7 @@ class ScheduleService:
 
         self._change(ScheduleAction.ROLL, runs[:MAX_RUNS], chunk_ids, 0, done)
 
-    def _cancel(self, news: ScheduleNews, era: int, tries: int) -> None:
+    def _cancel(self, notice: ScheduleNews, era: int, tries: int) -> None:
         table = self._table
         if self._era != era:
             return
@@ -467,22 +467,22 @@ class ScheduleService:
         runs: list[Run] = []
         chunk_ids: list[ChunkId] = []
         if table is not None and self.state is SessionState.SERVING:
-            found, runs, chunk_ids = table.find(news.producer_id, news.sequence)
+            found, runs, chunk_ids = table.find(notice.producer_id, notice.sequence)
             if found is Found.UNKNOWN and self._pulling:
                 found = Found.LEAVING  # it may be among what is coming just now
             elif found is Found.OVER and self._rolled_unread:
                 found = Found.LEAVING  # or its new place is
         if found is Found.WAITS:
-            self._change(ScheduleAction.CANCEL, runs, chunk_ids, news.ticket, lambda: None)
+            self._change(ScheduleAction.CANCEL, runs, chunk_ids, notice.ticket, lambda: None)
         elif found is Found.LEAVING and tries:
-            again = self._guarded(lambda: self._cancel(news, era, tries - 1))
+            again = self._guarded(lambda: self._cancel(notice, era, tries - 1))
             self._call_later(CANCEL_AGAIN_MS, again)
         elif self._broker is not None:
             verdict = {
                 Found.UNKNOWN: CancelVerdict.UNKNOWN,
                 Found.OVER: CancelVerdict.OVER,
             }.get(found, CancelVerdict.LEAVING)
-            refusal = RefuseCancelRequest(self._session, news.ticket, verdict)
+            refusal = RefuseCancelRequest(self._session, notice.ticket, verdict)
             self._broker.oneway(RequestCode.REFUSE_CANCEL, header=encode_header(refusal))
 
     def _change(
@@ -497,7 +497,7 @@ class ScheduleService:
         table = self._table
         assert table is not None
         table.hold(chunk_ids)
-        asked = DeliverDueRequest(self._session, action, ticket)
+        request = DeliverDueRequest(self._session, action, ticket)
 
         def done(answer: Command) -> None:
             response = decode_header(DeliverDueResponse, answer.header)
@@ -517,7 +517,7 @@ class ScheduleService:
             then()
             self._plan()
 
-        self._ask(RequestCode.DELIVER_DUE, encode_header(asked), encode_runs(runs), done, failed)
+        self._ask(RequestCode.DELIVER_DUE, encode_header(request), encode_runs(runs), done, failed)
 
     # ---- Helpers -----------------------------------------------------------------------
 

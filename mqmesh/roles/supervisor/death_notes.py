@@ -78,7 +78,7 @@ class DeathNotes:
         }
         self._thread = transport.run_loop(loop.run, "death-notes")
 
-    def tell(self, name: str, pid: int) -> None:
+    def report(self, name: str, pid: int) -> None:
         """Reports that a process has ended, from any thread; ignores one that is no replica."""
         member = self._members.get(name)
         if member is not None:

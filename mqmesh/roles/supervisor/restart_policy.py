@@ -101,7 +101,7 @@ class StopPlan:
     def __init__(self, stages: Mapping[str, int], now_ms: int) -> None:
         self._stages = dict(stages)
         self.began_ms = now_ms
-        self._asked: set[str] = set()
+        self._stopping: set[str] = set()
         self._killed: set[str] = set()
         self._steps = max(self._stages.values(), default=0)
 
@@ -119,10 +119,10 @@ class StopPlan:
             name
             for name in self._stages
             if name in alive
-            and name not in self._asked
+            and name not in self._stopping
             and (name in due or self._stages[name] == first)
         ]
-        self._asked.update(ask)
+        self._stopping.update(ask)
         kill = [name for name in alive if elapsed_ms >= KILL_MS and name not in self._killed]
         self._killed.update(kill)
         return ask, kill

@@ -39,6 +39,7 @@ from mqmesh.protocol.admin import (
 )
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.commands import RequestCode
+from mqmesh.protocol.gateway import GatewayClient, GatewayClients, GatewayClientsRequest
 from mqmesh.protocol.route import (
     MAX_QUEUES_PER_TOPIC,
     BrokerAddress,
@@ -66,6 +67,7 @@ from mqmesh.sdk.client.options import (
     DEFAULT_NAMESRV,
     NamesrvAddr,
     client_transport,
+    find_namespace,
     namesrv_addresses,
 )
 from mqmesh.security.keys import Credentials
@@ -110,10 +112,13 @@ class AdminClient:
         timeout_ms: For each answer, 1 to 3,600,000 ms.
         broker_name: Only this broker group is asked and changed; all by default.
         transport: The world; ZeroMQ by default.
-        credentials: As of ``ClientOptions``.
+        credentials, namespace: As of ``ClientOptions``.
+
+    Attributes:
+        namespace: Of the client; "" for none.
 
     Raises:
-        InvalidArgument: An address that is none.
+        InvalidArgument: An address or namespace that is none.
         ConfigError: The file of credentials cannot be used.
     """
 
@@ -125,11 +130,13 @@ class AdminClient:
         broker_name: str = "",
         transport: Transport | None = None,
         credentials: str | Credentials = "",
+        namespace: str | None = None,
     ) -> None:
         self._namesrvs = namesrv_addresses(namesrv_addr)
         self._timeout_ms = timeout_ms
         self._broker_name = broker_name
-        self._transport = client_transport(transport, credentials)
+        self.namespace = find_namespace(namespace)
+        self._transport = client_transport(transport, credentials, namespace=self.namespace)
         self._channels: dict[str, Channel] = {}
         self._closed = False
         self._lock = ranked_lock(LockRank.ADMIN)
@@ -255,6 +262,29 @@ class AdminClient:
             BrokerError, ProtocolError: A bad one.
         """
         return self._metrics(endpoint_of(endpoint))
+
+    def gateway_clients(self, endpoint: str) -> list[GatewayClient]:
+        """Return RocketMQ's clients at a gateway, by client id.
+
+        Args:
+            endpoint: Where the gateway answers, ``ipc://`` and the path of its socket.
+
+        Raises:
+            TransportError: No answer.
+            BrokerError, ProtocolError: A bad one.
+        """
+        found: list[GatewayClient] = []
+        code = RequestCode.GET_GATEWAY_CLIENTS
+        while True:
+            after = (found[-1].client_id, found[-1].user) if found else ("", "")
+            header = encode_header(GatewayClientsRequest(*after, self.namespace))
+            answer = self._request(endpoint_of(endpoint), code, header)
+            page = decode_header(GatewayClients, answer.header)
+            found += page.clients
+            if not page.more:
+                return found
+            last = page.clients[-1:]
+            check_advance(endpoint, after, (last[0].client_id, last[0].user) if last else ("", ""))
 
     def _metrics(self, endpoint: str) -> Readings:
         found: list[MetricReading] = []

@@ -101,7 +101,7 @@ class BrokerAdmin(AdminClient):
         found: list[ClientInfo] = []
         while True:
             after = found[-1].client_id if found else ""
-            header = encode_header(AllClientsRequest(after))
+            header = encode_header(AllClientsRequest(after, self.namespace))
             answer = self._request(endpoint, RequestCode.GET_ALL_CLIENTS, header)
             page = decode_header(AllClients, answer.header)
             found += page.clients

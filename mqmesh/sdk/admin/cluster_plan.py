@@ -27,6 +27,7 @@ class TopicSetup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     priorities: int = 0
     message_ttl: bool = False
     on_expired: str = "drop"
+    history: int = 0
     schema: str = ""
 
 

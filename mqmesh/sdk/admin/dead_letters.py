@@ -145,7 +145,7 @@ class DeadLetterClient(QueryClient):
         namesrv_addr: ``host:port`` of the name servers, as a list, or as a text separated by
             commas or semicolons.
         timeout_ms: For each answer, 1 to 3,600,000 ms.
-        broker_name, credentials: As for ``AdminClient``.
+        broker_name, credentials, namespace: As for ``AdminClient``.
 
     Raises:
         InvalidArgument: An address that is none.
@@ -159,9 +159,14 @@ class DeadLetterClient(QueryClient):
         timeout_ms: int = TIMEOUT_MS,
         broker_name: str = "",
         credentials: str | Credentials = "",
+        namespace: str | None = None,
     ) -> None:
         super().__init__(
-            namesrv_addr, timeout_ms=timeout_ms, broker_name=broker_name, credentials=credentials
+            namesrv_addr,
+            timeout_ms=timeout_ms,
+            broker_name=broker_name,
+            credentials=credentials,
+            namespace=namespace,
         )
         self._hosts: dict[str, str] = {}
 
@@ -368,7 +373,7 @@ class DeadLetterClient(QueryClient):
             found = decode_header(PullResponse, answer.header)
             if found.status == PullStatus.FOUND:
                 check_advance(endpoint, place, found.next_queue_offset)
-                letters = list(_letters(answer.body, broker_name, host, place, end))
+                letters = list(_letters(answer.body, self.namespace, broker_name, host, place, end))
                 if letters:
                     yield letters
             elif found.next_queue_offset <= place:
@@ -399,11 +404,17 @@ class DeadLetterClient(QueryClient):
 
 
 def _letters(
-    body: memoryview, broker_name: str, store_host: str, start: int, end: int
+    body: memoryview, namespace: str, broker_name: str, store_host: str, start: int, end: int
 ) -> Iterator[DeadLetter]:
     for header, data in iter_batches(body, check_stored):
         try:
-            messages = decode_messages(data, header, broker_name=broker_name, store_host=store_host)
+            messages = decode_messages(
+                data,
+                header,
+                broker_name=broker_name,
+                store_host=store_host,
+                namespace=namespace,
+            )
         except CorruptBatch as error:
             yield _undecodable(data, header, broker_name, error)
             continue

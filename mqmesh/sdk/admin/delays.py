@@ -25,6 +25,7 @@ from mqmesh.errors import (
     TransportError,
 )
 from mqmesh.message import SCHEDULE_TOPIC, StoredMessage, parse_message_id
+from mqmesh.namespaces import drop_namespace
 from mqmesh.protocol.codes import ResponseCode
 from mqmesh.protocol.command import decode_header, encode_header
 from mqmesh.protocol.commands import RequestCode
@@ -128,7 +129,7 @@ class DelayClient(AdminClient):
         over = set(self._over(endpoint))
         for queue_id in range(RECORD_QUEUE):
             for header, data in self._batches(endpoint, queue_id):
-                yield from _left(broker_name, header, data, over)
+                yield from _left(broker_name, header, data, over, self.namespace)
 
     def _over(self, endpoint: str) -> Iterator[_Place]:
         """Yield the places of messages that were delivered, cancelled or written anew."""
@@ -156,21 +157,27 @@ class DelayClient(AdminClient):
 
 
 def _left(
-    broker_name: str, header: BatchHeader, data: memoryview, over: set[_Place]
+    broker_name: str, header: BatchHeader, data: memoryview, over: set[_Place], namespace: str
 ) -> Iterator[DelayedMessage]:
-    """Yield the messages of a batch that still wait; what is damaged waits for nobody."""
+    """Yield the messages of a batch, if it is of the namespace, that still wait.
+
+    What is damaged waits for nobody.
+    """
     ordinals = [n for n in range(header.message_count) if (header.commitlog_offset, n) not in over]
     if not ordinals:
         return
     try:
         meta = read_delayed_meta(data, header)
-        messages = decode_messages(data, header, broker_name=broker_name)
+        real_topic = drop_namespace(namespace, meta.real_topic)
+        messages = decode_messages(data, header, broker_name=broker_name, namespace=namespace)
     except CorruptBatch:
+        return
+    if real_topic is None:
         return
     times = due_times(meta, header)
     for ordinal in ordinals:
         due_ms = times[ordinal] if len(times) > 1 else times[0]
-        yield DelayedMessage(due_ms, meta.real_topic, broker_name, messages[ordinal])
+        yield DelayedMessage(due_ms, real_topic, broker_name, messages[ordinal])
 
 
 def _rank(error: MQMeshError) -> int:

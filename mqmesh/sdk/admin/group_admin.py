@@ -192,12 +192,12 @@ class OffsetMoves(msgspec.Struct, frozen=True):
 
     Attributes:
         queues: By topic, broker and queue.
-        members_told: Connected members that are notified.
+        members_notified: Connected members that are notified.
         dry_run: Nothing was changed.
     """
 
     queues: list[OffsetMove]
-    members_told: int
+    members_notified: int
     dry_run: bool
 
     @property
@@ -257,7 +257,8 @@ class GroupAdmin(AdminClient):
         def ask(endpoint: str) -> list[GroupSummary]:
             found: list[GroupSummary] = []
             while True:
-                request = GetGroupsRequest(group, found[-1].config.group if found else "")
+                after = found[-1].config.group if found else ""
+                request = GetGroupsRequest(group, after, self.namespace)
                 page = self._ask(
                     endpoint,
                     RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
@@ -265,9 +266,9 @@ class GroupAdmin(AdminClient):
                     GroupSummaries,
                 )
                 found += page.groups
-                if not page.more or not page.groups:
+                if not page.more:
                     return found
-                check_advance(endpoint, request.after, found[-1].config.group)
+                check_advance(endpoint, after, found[-1].config.group if page.groups else "")
 
         by_broker = self._each(self._masters(), ask)
         if group and not any(by_broker.values()):
@@ -379,7 +380,7 @@ class GroupAdmin(AdminClient):
 
         def ask(endpoint: str) -> AllProgress:
             found, now_ms, restarts = dict[str, GroupTopics](), 0, 0
-            request = GroupsProgressRequest()
+            request = GroupsProgressRequest(namespace=self.namespace)
             while True:
                 code = RequestCode.GET_GROUPS_PROGRESS
                 page = self._ask(endpoint, code, request, GroupsProgress)
@@ -400,7 +401,9 @@ class GroupAdmin(AdminClient):
                         (request.place, request.after_topic),
                         (page.next_place, page.after_topic),
                     )
-                request = GroupsProgressRequest(page.listing, page.next_place, page.after_topic)
+                request = GroupsProgressRequest(
+                    page.listing, page.next_place, page.after_topic, self.namespace
+                )
 
         return self._each(self._masters(), ask)
 
@@ -634,7 +637,7 @@ class GroupAdmin(AdminClient):
         def ask(endpoint: str) -> OffsetChanges:
             code = RequestCode.INVOKE_BROKER_TO_RESET_OFFSET
             answer = self._ask(endpoint, code, request, OffsetChanges)
-            queues, told = answer.queues, answer.members_told
+            queues, notified = answer.queues, answer.members_notified
             after = request.after_queue_id
             while answer.more:
                 last = answer.queues[-1].queue_id if answer.queues else after
@@ -643,7 +646,7 @@ class GroupAdmin(AdminClient):
                 rest = msgspec.structs.replace(request, after_queue_id=after)
                 answer = self._ask(endpoint, code, rest, OffsetChanges)
                 queues += answer.queues
-            return OffsetChanges(queues, told)
+            return OffsetChanges(queues, notified)
 
         return _moves(self._each(masters, ask, changes=not dry_run), dry_run)
 
@@ -696,8 +699,8 @@ class GroupAdmin(AdminClient):
                 before = f" (done before: {len(moves)} topics)" if moves else ""
                 error.args = (f"topic {one}: {error}{before}", *error.args[1:])
                 raise
-        told = max((one.members_told for one in moves), default=0)
-        return OffsetMoves([queue for one in moves for queue in one.queues], told, dry_run)
+        notified = max((one.members_notified for one in moves), default=0)
+        return OffsetMoves([queue for one in moves for queue in one.queues], notified, dry_run)
 
     # ---- Helpers ---------------------------------------------------------------------
 
@@ -747,5 +750,5 @@ def _moves(answers: dict[str, OffsetChanges], dry_run: bool) -> OffsetMoves:
         for change in answer.queues
     ]
     queues.sort(key=lambda m: (m.change.topic, m.broker_name, m.change.queue_id))
-    told = max((answer.members_told for answer in answers.values()), default=0)
-    return OffsetMoves(queues, told, dry_run)
+    notified = max((answer.members_notified for answer in answers.values()), default=0)
+    return OffsetMoves(queues, notified, dry_run)

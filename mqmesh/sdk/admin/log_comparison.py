@@ -115,7 +115,7 @@ def compare_logs(
     while comparison.at < comparison.end:
         before = comparison.at
         difference = comparison.step()
-        yield comparison.told(difference)
+        yield comparison.report(difference)
         pause(max(comparison.at - before, 0) / bytes_per_s)
 
 
@@ -145,9 +145,9 @@ class _Comparison:
         """Replicas whose history parts from the first one's, before where it must not."""
         for broker_id, end in self._common.items():
             if end < self._must[broker_id]:
-                yield self.told(LogDifference(end, end, [broker_id]))
+                yield self.report(LogDifference(end, end, [broker_id]))
 
-    def told(self, difference: LogDifference | None) -> LogComparison:
+    def report(self, difference: LogDifference | None) -> LogComparison:
         ids = [one.broker_id for one in self._logs.values()]
         return LogComparison(self.start, self.end, self.at, ids, difference)
 
@@ -179,22 +179,22 @@ class _Comparison:
         """Reads a range in all replicas; the difference, and where the range ends."""
         (leader, first), *others = self._logs.items()
         ours = self._checksum(leader, first, start, self.end, size)
-        told, stop = {first.broker_id: ours}, ours.end
+        checksums, stop = {first.broker_id: ours}, ours.end
         for where, log in others:
-            told[log.broker_id] = self._checksum(
+            checksums[log.broker_id] = self._checksum(
                 where, log, start, stop if stop > start else self.end, size
             )
         if stop == start:  # it cannot be read there, or a record goes beyond the end
-            ends = [one.end for one in told.values() if one.end > start]
+            ends = [one.end for one in checksums.values() if one.end > start]
             stop = min(ends, default=self.end)
         if stop <= start:
             raise RemoteProtocolError(f"a range of the log from {start} on ends at {stop}")
         differing = [
             broker_id
-            for broker_id, one in told.items()
+            for broker_id, one in checksums.items()
             if one.problem or (one.end, one.digest) != (ours.end, ours.digest)
         ]
-        problems = {broker_id: one.problem for broker_id, one in told.items() if one.problem}
+        problems = {broker_id: one.problem for broker_id, one in checksums.items() if one.problem}
         if not differing:
             return None, stop
         return LogDifference(start, stop, differing, problems), stop

@@ -155,7 +155,7 @@ class QueryClient(AdminClient):
         host, offset, ordinal = parse_offset_message_id(offset_message_id)
         header = encode_header(ViewMessageRequest(offset))
         answer = self._request(endpoint_of(host), RequestCode.VIEW_MESSAGE, header)
-        messages = _decode_batch(answer.body, "", host)
+        messages = _decode_batch(answer.body, "", host, self.namespace)
         if ordinal >= len(messages):
             raise InvalidArgument(
                 f"{offset_message_id}: the batch there has {len(messages)} messages only"
@@ -193,7 +193,7 @@ class QueryClient(AdminClient):
         answer = self._request(endpoint, RequestCode.PULL_MESSAGE, header)
         found = decode_header(PullResponse, answer.header)
         if found.status == PullStatus.FOUND:
-            for message in _decode_batch(answer.body, name, address.tcp):
+            for message in _decode_batch(answer.body, name, address.tcp, self.namespace):
                 if message.queue_offset == queue_offset:
                     return message
         held = f"it has those from {found.min_queue_offset} and before {found.max_queue_offset}"
@@ -259,7 +259,12 @@ class QueryClient(AdminClient):
                 continue
             facts, answer = outcome
             address = addresses[name]
-            messages += decode_found(answer.body, broker_name=name, store_host=address.tcp)
+            messages += decode_found(
+                answer.body,
+                broker_name=name,
+                store_host=address.tcp,
+                namespace=self.namespace,
+            )
             more = more or facts.more
             if facts.missing_bytes:
                 notes[name] = (
@@ -314,9 +319,13 @@ def _ask_all(
     return outcomes
 
 
-def _decode_batch(data: memoryview, broker_name: str, store_host: str) -> list[StoredMessage]:
+def _decode_batch(
+    data: memoryview, broker_name: str, store_host: str, namespace: str
+) -> list[StoredMessage]:
     header = check_stored(data)
-    return decode_messages(data, header, broker_name=broker_name, store_host=store_host)
+    return decode_messages(
+        data, header, broker_name=broker_name, store_host=store_host, namespace=namespace
+    )
 
 
 def _check_count(max_count: int) -> None:

@@ -109,7 +109,7 @@ class ReplayClient(SearchClient):
             answer = self._pull(topic, span, place, work.wanted)
             facts = decode_header(PullResponse, answer.header)
             if facts.status == PullStatus.FOUND:
-                messages, damaged = decode_answer(answer, span)
+                messages, damaged = decode_answer(answer, span, self.namespace)
                 work.unreadable += damaged
                 for one in messages:
                     if place <= one.queue_offset < span.end and work.fits(one):

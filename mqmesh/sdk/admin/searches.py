@@ -127,7 +127,7 @@ class SearchClient(QueryClient):
                 answer = self._pull(topic, span, place, wanted)
                 facts = decode_header(PullResponse, answer.header)
                 if facts.status == PullStatus.FOUND:
-                    messages, damaged = decode_answer(answer, span)
+                    messages, damaged = decode_answer(answer, span, self.namespace)
                     fitting = [
                         one
                         for one in messages
@@ -229,14 +229,18 @@ def judge_of(wanted: MessageFilter) -> Callable[[StoredMessage], bool]:
     return fits
 
 
-def decode_answer(answer: Command, span: Span) -> tuple[list[StoredMessage], int]:
+def decode_answer(answer: Command, span: Span, namespace: str) -> tuple[list[StoredMessage], int]:
     """Return the messages of an answer, and how many batches cannot be decoded."""
     messages: list[StoredMessage] = []
     damaged = 0
     for header, data in iter_batches(answer.body, check_stored):
         try:
             messages += decode_messages(
-                data, header, broker_name=span.broker_name, store_host=span.host
+                data,
+                header,
+                broker_name=span.broker_name,
+                store_host=span.host,
+                namespace=namespace,
             )
         except CorruptBatch:
             damaged += 1

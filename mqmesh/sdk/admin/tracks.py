@@ -20,6 +20,7 @@ from mqmesh.message import (
     dlq_topic,
     retry_topic,
 )
+from mqmesh.namespaces import shown_name
 from mqmesh.protocol.command import encode_header
 from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.groups import ConsumerConnection, ConsumeStats, ConsumeStatsRequest
@@ -147,7 +148,8 @@ class TrackClient(QueryClient, GroupAdmin):
         except (MQMeshError, CorruptBatch):
             return "", 0  # the log is gone there, so it is not waiting any more
         times = due_times(meta, batch)
-        return meta.real_topic, times[copy.ordinal] if len(times) > 1 else times[0]
+        topic = shown_name(self.namespace, meta.real_topic)
+        return topic, times[copy.ordinal] if len(times) > 1 else times[0]
 
     def _track(self, group: str, copy: StoredMessage, goal: str, due_ms: int) -> Track:
         members = self.connections(group)

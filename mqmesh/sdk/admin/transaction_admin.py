@@ -87,6 +87,7 @@ class TransactionAdmin(AdminClient):
             min_age_ms,
             parked,
             max_count,
+            self.namespace,
         )
         lists = self.ask_masters(RequestCode.LIST_HALF_MESSAGES, request, HalfList)
         found = [HalfMessage(name, info) for name, one in lists.items() for info in one.messages]
@@ -115,7 +116,9 @@ class TransactionAdmin(AdminClient):
                     raise
                 continue
             batch = bytes(answer.body)
-            (message,) = decode_messages(batch, check_batch(batch), broker_name=name)
+            (message,) = decode_messages(
+                batch, check_batch(batch), broker_name=name, namespace=self.namespace
+            )
             return HalfMessage(name, decode_header(HalfInfo, answer.header), message)
         raise _not_found(message_id)
 

@@ -23,8 +23,10 @@ from mqmesh.sdk.admin.searches import SearchClient as BlockingSearchClient
 from mqmesh.sdk.admin.traces import TraceClient as BlockingTraceClient
 from mqmesh.sdk.admin.tracks import TrackClient as BlockingTrackClient
 from mqmesh.sdk.admin.transaction_admin import TransactionAdmin as BlockingTransactionAdmin
+from mqmesh.sdk.aio.signatures import signed_as
 from mqmesh.sdk.client.options import DEFAULT_NAMESRV, NamesrvAddr
 from mqmesh.sdk.probes import ProbeClient as BlockingProbeClient
+from mqmesh.sdk.tables.table_admin import TableAdmin as BlockingTableAdmin
 from mqmesh.security.keys import Credentials
 
 _P = ParamSpec("_P")
@@ -69,7 +71,7 @@ class AdminClient:
     never waits for an answer. Cancelling a call does not take its request back.
 
     Args:
-        namesrv_addr, timeout_ms, broker_name, credentials: As for
+        namesrv_addr, timeout_ms, broker_name, credentials, namespace: As for
             ``mqmesh.sdk.admin.admin.AdminClient``.
     """
 
@@ -82,9 +84,14 @@ class AdminClient:
         timeout_ms: int = 3_000,
         broker_name: str = "",
         credentials: str | Credentials = "",
+        namespace: str | None = None,
     ) -> None:
         self._inner = self._kind(
-            namesrv_addr, timeout_ms=timeout_ms, broker_name=broker_name, credentials=credentials
+            namesrv_addr,
+            timeout_ms=timeout_ms,
+            broker_name=broker_name,
+            credentials=credentials,
+            namespace=namespace,
         )
         # One thread: the blocking clients serve one caller at a time.
         self._thread = ThreadPoolExecutor(1, "mqmesh-admin")
@@ -114,6 +121,7 @@ class AdminClient:
     topic_stats = awaited(BlockingAdminClient.topic_stats)
     runtime_info = awaited(BlockingAdminClient.runtime_info)
     role_info = awaited(BlockingAdminClient.role_info)
+    gateway_clients = awaited(BlockingAdminClient.gateway_clients)
     ask_masters = awaited(BlockingAdminClient.ask_masters)
     create_topic = awaited(BlockingAdminClient.create_topic)
     create_topics = awaited(BlockingAdminClient.create_topics)
@@ -231,6 +239,12 @@ class DeadLetterClient(QueryClient):
 
     _kind = BlockingDeadLetterClient
 
+    @signed_as(BlockingDeadLetterClient.__init__)
+    def __init__(
+        self, namesrv_addr: NamesrvAddr = DEFAULT_NAMESRV, *, timeout_ms: int = 10_000, **own: Any
+    ) -> None:
+        super().__init__(namesrv_addr, timeout_ms=timeout_ms, **own)
+
     groups = awaited(BlockingDeadLetterClient.groups)
     overview = awaited(BlockingDeadLetterClient.overview)
     purge = awaited(BlockingDeadLetterClient.purge)
@@ -245,6 +259,17 @@ class DelayClient(AdminClient):
 
     waiting = awaited(BlockingDelayClient.waiting)
     cancel = awaited(BlockingDelayClient.cancel)
+
+
+class TableAdmin(AdminClient):
+    """Tables from coroutines; as ``mqmesh.sdk.tables.table_admin.TableAdmin``."""
+
+    _kind = BlockingTableAdmin
+
+    tables = awaited(BlockingTableAdmin.tables)
+    table_keys = awaited(BlockingTableAdmin.table_keys)
+    table_history = awaited(BlockingTableAdmin.table_history)
+    table_value = awaited(BlockingTableAdmin.table_value)
 
 
 class HaAdmin(AdminClient):

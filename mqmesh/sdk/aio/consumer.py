@@ -3,7 +3,15 @@
 import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self, cast
@@ -12,6 +20,7 @@ from mqmesh.errors import ClientClosed, InvalidArgument, MQMeshError
 from mqmesh.message import MessageQueue, StoredMessage
 from mqmesh.metrics import Readings
 from mqmesh.sdk.aio.completions import check_loop
+from mqmesh.sdk.aio.processing import Processing
 from mqmesh.sdk.aio.signatures import signed_as
 from mqmesh.sdk.aio.worker_tasks import AsyncListener, WorkerTasks
 from mqmesh.sdk.client.run import run_async
@@ -45,7 +54,7 @@ class _Consumer(ABC):
             self._loop = loop
         try:
             await asyncio.to_thread(self._inner.start)
-        except MQMeshError:
+        except Exception:
             self._loop = None
             raise
 
@@ -112,8 +121,8 @@ class PullConsumer(_Consumer):
                 print(message.body)
 
     Args:
-        group, namesrv_addr, credentials, strategy, client, transport, hooks, options: As for
-            ``mqmesh.PullConsumer``.
+        group, namesrv_addr, credentials, namespace, strategy, client, transport, hooks, options:
+            As for ``mqmesh.PullConsumer``.
     """
 
     @signed_as(BlockingPullConsumer.__init__)
@@ -370,8 +379,8 @@ class PushConsumer(_Consumer):
     ``start`` was called in. A listener that computes for long holds up the whole loop.
 
     Args:
-        group, namesrv_addr, credentials, strategy, client, transport, hooks, options: As for
-            ``mqmesh.PushConsumer``.
+        group, namesrv_addr, credentials, namespace, strategy, client, transport, hooks, options:
+            As for ``mqmesh.PushConsumer``.
     """
 
     @signed_as(BlockingPushConsumer.__init__)
@@ -410,6 +419,15 @@ class PushConsumer(_Consumer):
         """
         check_loop(self._loop)
         self._inner.subscribe_coroutine(topic, expression, listener)
+
+    def processing(self, messages: Sequence[StoredMessage]) -> Processing:
+        """Return a block, for ``async with``, as ``mqmesh.PushConsumer.processing`` does."""
+        return Processing(self._inner.processing(messages))
+
+    async def check_outputs(self, *topics: str) -> None:
+        """Check outputs as ``mqmesh.PushConsumer.check_outputs`` does."""
+        check_loop(self._loop)
+        await asyncio.to_thread(self._inner.check_outputs, *topics)
 
     def generation(self, queue: MessageQueue) -> int | None:
         """Return a queue's generation as ``mqmesh.PushConsumer.generation`` does."""

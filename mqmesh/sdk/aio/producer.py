@@ -11,7 +11,7 @@ from mqmesh.metrics import Readings
 from mqmesh.sdk.aio.completions import AnswerReader, Completions
 from mqmesh.sdk.aio.signatures import signed_as
 from mqmesh.sdk.producer.producer import Producer as BlockingProducer
-from mqmesh.sdk.producer.queue_selector import QueueChoice, QueueSelector
+from mqmesh.sdk.producer.queue_selector import QueueChoice, SendChoice
 from mqmesh.sdk.producer.send_result import SendResult
 
 
@@ -23,7 +23,7 @@ class Producer:
     loop that it was started in.
 
     Args:
-        group, namesrv_addr, credentials, client, transport, hooks, options: As for
+        group, namesrv_addr, credentials, namespace, client, transport, hooks, options: As for
             ``mqmesh.Producer``.
     """
 
@@ -84,15 +84,7 @@ class Producer:
         await self.close()
 
     def send(
-        self,
-        message: Message,
-        *,
-        queue: MessageQueue | None = None,
-        selector: QueueSelector | None = None,
-        arg: Any = None,
-        priority: int | None = None,
-        ttl_ms: int | None = None,
-        timeout_ms: int | None = None,
+        self, message: Message, **choice: Unpack[SendChoice]
     ) -> Coroutine[Any, Any, SendResult]:
         """Sends a message; arguments, result and errors as of ``mqmesh.Producer.send``.
 
@@ -107,34 +99,14 @@ class Producer:
             completions = self._here()
         try:
             if self._must_wait(message):
-                return self._send_in_line(
-                    message,
-                    queue=queue,
-                    selector=selector,
-                    arg=arg,
-                    priority=priority,
-                    ttl_ms=ttl_ms,
-                    timeout_ms=timeout_ms,
-                )
-            is_free = queue is None and selector is None and priority is None and ttl_ms is None
-            if is_free and timeout_ms is None:
-                sent = self._inner.send_async(message)  # which has a fast path without choices
-            else:
-                sent = self._inner.send_async(
-                    message,
-                    queue=queue,
-                    selector=selector,
-                    arg=arg,
-                    priority=priority,
-                    ttl_ms=ttl_ms,
-                    timeout_ms=timeout_ms,
-                )
+                return self._send_in_line(message, **choice)
+            sent = self._inner.send_async(message, **choice)
         except MQMeshError as error:
             return completions.failed(error)
         return completions.wait_for(sent)
 
-    async def _send_in_line(self, message: Message, **choice: Any) -> SendResult:
-        await self._stand_in_line(message.topic)
+    async def _send_in_line(self, message: Message, **choice: Unpack[SendChoice]) -> SendResult:
+        await self._stand_in_line(message.topic, choice.get("timeout_ms"))
         return await self._here().wait_for(self._inner.send_async(message, **choice))
 
     async def send_batch(
@@ -148,7 +120,7 @@ class Producer:
     ) -> SendResult:
         """Sends messages as one batch; as ``mqmesh.Producer.send_batch``."""
         first = messages[0] if isinstance(messages, Sequence) and messages else None
-        await self._ready(first)
+        await self._ready(first, timeout_ms)
         future = self._inner.send_batch_async(
             messages, queue=queue, priority=priority, ttl_ms=ttl_ms, timeout_ms=timeout_ms
         )
@@ -167,7 +139,7 @@ class Producer:
         self, message: Message, timeout_ms: int | None = None, **choice: Unpack[QueueChoice]
     ) -> Message:
         """Asks and awaits the reply; arguments, result and errors as of ``mqmesh``'s."""
-        await self._ready(message)
+        await self._ready(message, timeout_ms)
         future = self._inner.request_async(message, timeout_ms=timeout_ms, **choice)
         return await asyncio.wrap_future(future)
 
@@ -197,14 +169,17 @@ class Producer:
         """Replies that came too late, from ``mqmesh.Producer.late_replies``."""
         return self._inner.late_replies
 
-    async def fetch_publish_queues(self, topic: str) -> list[MessageQueue]:
-        """Return the queues that messages of a topic may be sent to."""
-        return await asyncio.to_thread(self._inner.fetch_publish_queues, topic)
+    async def fetch_publish_queues(
+        self, topic: str, *, timeout_ms: int | None = None
+    ) -> list[MessageQueue]:
+        """Return queues as ``mqmesh.Producer.fetch_publish_queues`` does."""
+        work = self._inner.fetch_publish_queues
+        return await asyncio.to_thread(work, topic, timeout_ms=timeout_ms)
 
-    async def _ready(self, message: Message | None) -> None:
+    async def _ready(self, message: Message | None, timeout_ms: int | None = None) -> None:
         """Waits until a message can be sent at once."""
         if message is not None and self._must_wait(message):
-            await self._stand_in_line(message.topic)
+            await self._stand_in_line(message.topic, timeout_ms)
         self._here()
 
     def _must_wait(self, message: Message) -> bool:
@@ -214,15 +189,29 @@ class Producer:
             return False
         return message.topic in self._lines or not self._inner.can_send(message.topic)
 
-    async def _stand_in_line(self, topic: str) -> None:
-        """Waits for a topic's route and for room; first come, first served."""
+    async def _stand_in_line(self, topic: str, timeout_ms: int | None) -> None:
+        """Waits for a topic's route and for room; first come, first served.
+
+        Raises:
+            NoRoute, QueueFull: There was none in time; by default ``send_msg_timeout_ms``.
+        """
+        if timeout_ms is not None and (type(timeout_ms) is not int or timeout_ms < 1):
+            return  # the send itself refuses what is no time
         line = self._lines.get(topic)
         if line is None:
             line = self._lines[topic] = deque()
             self._serving[topic] = asyncio.create_task(self._serve_line(topic, line))
         turn = asyncio.get_running_loop().create_future()
         line.append(turn)
-        await turn
+        if timeout_ms is None:
+            await turn
+            return
+        try:
+            async with asyncio.timeout(timeout_ms / 1_000):
+                await turn
+        except TimeoutError:
+            # It says what is missing, if there is still something.
+            await asyncio.to_thread(self._inner.can_send, topic, wait=True, timeout_ms=1)
 
     async def _serve_line(self, topic: str, line: deque[asyncio.Future[None]]) -> None:
         try:

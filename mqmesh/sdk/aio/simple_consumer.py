@@ -1,19 +1,24 @@
 """The simple consumer for asyncio programs."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+import logging
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Self
 
+from mqmesh.errors import MQMeshError
 from mqmesh.message import StoredMessage
 from mqmesh.protocol.delivery import BY_SCHEDULE, SettleAction
 from mqmesh.sdk.aio.completions import check_loop
+from mqmesh.sdk.aio.processing import Processing
 from mqmesh.sdk.aio.signatures import signed_as
 from mqmesh.sdk.consumer.fetching.message_selector import Wanted
 from mqmesh.sdk.consumer.receiving.receive_source import Demand
 from mqmesh.sdk.consumer.simple_consumer import SimpleConsumer as BlockingSimpleConsumer
-from mqmesh.sdk.consumer.simple_consumer import check_delay, check_invisible
+from mqmesh.sdk.consumer.simple_consumer import check_delay, check_invisible, refusal_of
+
+_log = logging.getLogger(__name__)
 
 
 class _InnerSimpleConsumer(BlockingSimpleConsumer):
@@ -61,7 +66,7 @@ class SimpleConsumer:
                 await consumer.ack(message)
 
     Args:
-        group, namesrv_addr, credentials, client, transport, options: As for
+        group, namesrv_addr, credentials, namespace, client, transport, options: As for
             ``mqmesh.SimpleConsumer``.
     """
 
@@ -82,7 +87,11 @@ class SimpleConsumer:
         if self._loop is None:
             self._arrived = asyncio.Event()
             self._loop = asyncio.get_running_loop()
-            self._inner.attach(self._wake)
+            try:
+                self._inner.attach(self._wake)
+            except Exception:
+                self._loop = None
+                raise
 
     async def close(self) -> None:
         """Gives back what is not settled; from any event loop."""
@@ -162,6 +171,20 @@ class SimpleConsumer:
         """Extend as ``mqmesh.SimpleConsumer.extend`` does."""
         check_invisible(invisible_ms)
         await self._settle([message], SettleAction.EXTEND, invisible_ms)
+
+    def processing(self, messages: Sequence[StoredMessage]) -> Processing:
+        """Return a block, for ``async with``, as ``mqmesh.SimpleConsumer.processing`` does."""
+        check_loop(self._loop)
+        received = list(messages)
+
+        async def refuse(error: Exception) -> None:
+            action, reason = refusal_of(received, error)
+            try:
+                await self._settle(received, action, reason=reason)
+            except MQMeshError as problem:
+                _log.info("messages that were not processed come again later: %s", problem)
+
+        return Processing(self._inner.processing(received), refuse)
 
     async def _settle(
         self,

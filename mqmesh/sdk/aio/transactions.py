@@ -104,7 +104,7 @@ class TransactionProducer(Producer):
     asks another member of the group, or again later.
 
     Args:
-        group, namesrv_addr, credentials, client, transport, hooks, options: As for
+        group, namesrv_addr, credentials, namespace, client, transport, hooks, options: As for
             ``mqmesh.TransactionProducer``.
         listener: Has coroutine methods ``execute_local_transaction`` and
             ``check_local_transaction``.
@@ -120,6 +120,7 @@ class TransactionProducer(Producer):
         *,
         namesrv_addr: NamesrvAddr | None = None,
         credentials: str | Credentials | None = None,
+        namespace: str | None = None,
         client: ClientOptions | None = None,
         transport: Transport | None = None,
         hooks: Sequence[Hooks] = (),
@@ -133,6 +134,7 @@ class TransactionProducer(Producer):
             group,
             namesrv_addr=namesrv_addr,
             credentials=credentials,
+            namespace=namespace,
             client=client,
             transport=transport,
             hooks=hooks,

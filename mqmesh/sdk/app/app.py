@@ -1,12 +1,21 @@
 """An application of typed handlers and publishers, in threads."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, Self, TypeVar, Unpack
+from collections.abc import Callable, Container, Sequence
+from functools import partial
+from typing import Any, Self, TypeVar, Unpack, overload
 
 from mqmesh.errors import InvalidArgument
+from mqmesh.message import StoredMessage
 from mqmesh.sdk.app.bodies import Codec
 from mqmesh.sdk.app.message_maker import MessageFields, MessageMaker
-from mqmesh.sdk.app.subscriptions import Errors, Subscriptions, TypedHandler, TypedSubscription
+from mqmesh.sdk.app.results import ResultMaker
+from mqmesh.sdk.app.subscriptions import (
+    Errors,
+    Subscriptions,
+    TypedHandler,
+    TypedSubscription,
+    in_order,
+)
 from mqmesh.sdk.client.options import ClientOptions, NamesrvAddr
 from mqmesh.sdk.client.run import run
 from mqmesh.sdk.consumer.consumer_options import PushConsumerKeywords
@@ -71,6 +80,8 @@ class TopicPublisher(MessageMaker[T]):
     ) -> SendFuture:
         """Send the same way without waiting for the outcome."""
         message = self.message(value, **fields)
+        if priority is None and ttl_ms is None:
+            return self._producer.send_async(message)  # the fast path has no choices
         return self._producer.send_async(message, priority=priority, ttl_ms=ttl_ms)
 
 
@@ -81,7 +92,8 @@ class App:
         orders = app.publisher("orders", Order)
 
         @app.subscriber("orders", group="billing", dead_letter_on=(UnknownCustomer,))
-        def bill(order: Order) -> None: ...
+        @app.publisher("bills")
+        def bill(order: Order) -> Bill: ...
 
         app.run()
 
@@ -91,8 +103,8 @@ class App:
 
     Args:
         name: Producer group of its publishers.
-        namesrv_addr, credentials, client, transport, hooks, tracing: As for ``PushConsumer``, for
-            all of its clients.
+        namesrv_addr, credentials, namespace, client, transport, hooks, tracing: As for
+            ``PushConsumer``, for all of its clients.
 
     Raises:
         InvalidArgument: The name or an option is out of bounds.
@@ -104,6 +116,7 @@ class App:
         *,
         namesrv_addr: NamesrvAddr | None = None,
         credentials: str | Credentials | None = None,
+        namespace: str | None = None,
         client: ClientOptions | None = None,
         transport: Transport | None = None,
         hooks: Sequence[Hooks] = (),
@@ -112,12 +125,15 @@ class App:
         self._common: dict[str, Any] = {
             "namesrv_addr": namesrv_addr,
             "credentials": credentials,
+            "namespace": namespace,
             "client": client,
             "transport": transport,
             "hooks": hooks,
             **tracing,
         }
         self._subscriptions = Subscriptions()
+        self._results: dict[Callable[..., Any], list[ResultMaker]] = {}
+        self._handlers: set[Callable[..., Any]] = set()
         self._producer = Producer(name, **self._common)
         self._publishes = False
         self._started: list[PushConsumer | Producer] = []
@@ -130,6 +146,7 @@ class App:
         expression: Wanted = "*",
         dead_letter_on: Errors = (),
         codec: Codec | None = None,
+        exactly_once: bool = False,
         **options: Unpack[PushConsumerKeywords],
     ) -> Callable[[Function], Function]:
         """Has a function handle the messages of a topic; before ``start``.
@@ -141,6 +158,9 @@ class App:
             dead_letter_on: Errors that make a dead letter at once; others are retried.
             codec: Form of the bodies; None for JSON, bytes and text, by the parameter's type. A
                 message whose property ``CONTENT_TYPE`` names another form is a dead letter.
+            exactly_once: What the function returns, sent by ``publisher`` below it, is stored
+                together with the progress of the group: both or neither. The group consumes in
+                order (``consume_orderly``), or one by one (``delivery``).
             options: Of the group's consumer; the same for all topics of a group.
 
         Raises:
@@ -153,17 +173,48 @@ class App:
             handler = TypedHandler(function, dead_letter_on, codec)
             if handler.is_coroutine:
                 raise InvalidArgument("a coroutine function is handled by App of mqmesh.aio")
-            self._subscriptions.add(
-                TypedSubscription(topic, group, expression, handler.listen, options)
-            )
+            self._handlers.add(function)
+            makers = self._results.get(function, [])
+            if exactly_once:
+                check_results(makers)
+                self._subscriptions.add(
+                    TypedSubscription(
+                        topic,
+                        group,
+                        expression,
+                        handler.listen,
+                        in_order(options),
+                        bind=partial(_processing, handler, makers),
+                        outputs=[one.topic for one in makers],
+                    )
+                )
+                return function
+            listener = handler.listen
+            if makers:
+                self._publishes = True
+                listener = partial(_send_results, handler, makers, self._producer)
+            self._subscriptions.add(TypedSubscription(topic, group, expression, listener, options))
             return function
 
         return decorate
 
+    @overload
     def publisher(
         self, topic: str, kind: type[T], *, codec: Codec | None = None
-    ) -> TopicPublisher[T]:
+    ) -> TopicPublisher[T]: ...
+
+    @overload
+    def publisher(
+        self, topic: str, *, codec: Codec | None = None
+    ) -> Callable[[Function], Function]: ...
+
+    def publisher(
+        self, topic: str, kind: type[T] | None = None, *, codec: Codec | None = None
+    ) -> TopicPublisher[T] | Callable[[Function], Function]:
         """Sends values of a type to a topic; once the application is started.
+
+        Without a type it decorates a function, below its ``subscriber``: what the function returns
+        is sent, before the message counts as done; see ``ResultMaker`` for what it may return.
 
         Args:
             topic: Topic.
@@ -172,8 +223,18 @@ class App:
                 for JSON, bytes and text, by the type, without the property.
 
         Raises:
-            InvalidArgument: The topic's name is illegal.
+            InvalidArgument: The topic's name is illegal, nobody sends such values, or the function
+                has a ``subscriber`` already.
         """
+        if kind is None:
+
+            def decorate(function: Function) -> Function:
+                check_below(function, self._handlers)
+                maker = ResultMaker(topic, function, codec)
+                self._results.setdefault(function, []).append(maker)
+                return function
+
+            return decorate
         self._publishes = True
         return TopicPublisher(topic, kind, self._producer, codec)
 
@@ -183,15 +244,19 @@ class App:
         It may be started again after ``close``; further calls do nothing.
 
         Raises:
+            NoRoute: What a handler returns cannot be stored with its messages (``exactly_once``).
             MQMeshError: As for ``PushConsumer.start``; nothing is left running.
         """
         if self._started and not self.closed:
             return
         self._started = []
         try:
-            for client in self._clients():
-                self._started.append(client)
-                client.start()
+            # A handler that publishes finds the producer at work.
+            if self._publishes:
+                self._started.append(self._producer)
+                self._producer.start()
+            for group, subscriptions in self._subscriptions.by_group().items():
+                self._start_group(group, subscriptions)
         except BaseException:
             self.close()
             raise
@@ -218,12 +283,61 @@ class App:
     def __exit__(self, *raised: object) -> None:
         self.close()
 
-    def _clients(self) -> list[PushConsumer | Producer]:
-        # A handler that publishes finds the producer at work.
-        clients: list[PushConsumer | Producer] = [self._producer] if self._publishes else []
-        for group, subscriptions in self._subscriptions.by_group().items():
-            consumer = PushConsumer(group, **{**self._common, **subscriptions[0].options})
-            for one in subscriptions:
-                consumer.subscribe(one.topic, one.expression, listener=one.listener)
-            clients.append(consumer)
-        return clients
+    def _start_group(self, group: str, subscriptions: list[TypedSubscription]) -> None:
+        consumer = PushConsumer(group, **{**self._common, **subscriptions[0].options})
+        self._started.append(consumer)
+        for one in subscriptions:
+            consumer.subscribe(one.topic, one.expression, listener=one.listener_of(consumer))
+        consumer.start()
+        for one in subscriptions:
+            consumer.check_outputs(*one.outputs)
+
+
+def check_results(makers: Sequence[ResultMaker]) -> None:
+    """Check that a handler with ``exactly_once`` sends what it returns.
+
+    Raises:
+        InvalidArgument: It does not.
+    """
+    if not makers:
+        raise InvalidArgument(
+            "exactly_once stores what the function returns with its progress: put "
+            '@app.publisher("topic") below @app.subscriber'
+        )
+
+
+def check_below(function: Callable[..., Any], handlers: Container[Callable[..., Any]]) -> None:
+    """Check that a publisher decorates a function before a subscriber does.
+
+    Raises:
+        InvalidArgument: It does not, so that nothing would be sent.
+    """
+    if function in handlers:
+        raise InvalidArgument(
+            "put @app.publisher below @app.subscriber: above it, nothing would be sent"
+        )
+
+
+def _processing(
+    handler: TypedHandler, makers: Sequence[ResultMaker], consumer: PushConsumer
+) -> Callable[[list[StoredMessage]], None]:
+    def listen(messages: list[StoredMessage]) -> None:
+        with consumer.processing(messages) as out:
+            result = handler.listen(messages)
+            for maker in makers:
+                for message in maker.messages(result):
+                    out.send(message)
+
+    return listen
+
+
+def _send_results(
+    handler: TypedHandler,
+    makers: Sequence[ResultMaker],
+    producer: Producer,
+    messages: list[StoredMessage],
+) -> None:
+    result = handler.listen(messages)
+    for maker in makers:
+        for message in maker.messages(result):
+            producer.send(message)

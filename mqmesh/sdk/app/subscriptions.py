@@ -1,7 +1,7 @@
 """Subscriptions: functions that handle topics for groups, and their arguments."""
 
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -9,6 +9,8 @@ import msgspec
 from mqmesh.errors import InvalidArgument, Reject
 from mqmesh.failure_text import text_of
 from mqmesh.message import StoredMessage, check_consumer_group, check_topic
+from mqmesh.protocol.delivery import DeliveryMode
+from mqmesh.protocol.membership import MessageModel
 from mqmesh.sdk.app.bodies import Codec, Decode, decoder_of
 from mqmesh.sdk.client.options import make_options
 from mqmesh.sdk.consumer.consumer_options import (
@@ -74,6 +76,8 @@ class TypedSubscription(msgspec.Struct, frozen=True):
         listener: Calls the function.
         options: Of the group's consumer.
         batch: The function gets lists.
+        bind: Returns the listener in place of ``listener``, given the group's consumer.
+        outputs: Topics of what is made of the messages, and stored with them.
     """
 
     topic: str
@@ -82,6 +86,12 @@ class TypedSubscription(msgspec.Struct, frozen=True):
     listener: Callable[[list[StoredMessage]], Any]
     options: PushConsumerKeywords
     batch: bool = False
+    bind: Callable[[Any], Callable[[list[StoredMessage]], Any]] | None = None
+    outputs: Sequence[str] = ()
+
+    def listener_of(self, consumer: object) -> Callable[[list[StoredMessage]], Any]:
+        """Return the listener for the group's consumer."""
+        return self.listener if self.bind is None else self.bind(consumer)
 
 
 class Subscriptions:
@@ -121,6 +131,25 @@ class Subscriptions:
     def by_group(self) -> dict[str, list[TypedSubscription]]:
         """Return all subscriptions by group; those of a group have the same options."""
         return self._groups
+
+
+def in_order(options: PushConsumerKeywords) -> PushConsumerKeywords:
+    """Return the options of a consumer whose progress is stored with what is made of messages.
+
+    Members that share queues consume them in order, so that the progress is that of one call.
+
+    Raises:
+        InvalidArgument: They are not to, or each reads all queues.
+    """
+    if options.get("delivery", DeliveryMode.QUEUE) != DeliveryMode.QUEUE:
+        return options
+    for name, other in (("consume_orderly", False), ("message_model", MessageModel.BROADCASTING)):
+        if options.get(name) == other:
+            raise InvalidArgument(
+                f"exactly_once has members share queues and consume them in order, or one by one "
+                f"(delivery); not with {name} = {other}"
+            )
+    return {"consume_orderly": True, **options}
 
 
 def check_options(options: PushConsumerKeywords, *, batch: bool) -> None:

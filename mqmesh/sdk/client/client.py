@@ -18,7 +18,7 @@ from mqmesh.protocol.command import Command, encode_header
 from mqmesh.protocol.membership import HeartbeatRequest, HeartbeatResponse, UnregisterClientRequest
 from mqmesh.protocol.route import TopicRoute
 from mqmesh.sdk.client.broker_connections import BrokerConnections
-from mqmesh.sdk.client.forks import tell_of_forks
+from mqmesh.sdk.client.forks import call_in_forks
 from mqmesh.sdk.client.heartbeats import Heartbeats
 from mqmesh.sdk.client.master_requests import MasterRequests
 from mqmesh.sdk.client.options import ClientOptions, client_transport, new_client_id
@@ -56,6 +56,7 @@ class ClientEngine:
         transport: The world, with a loop that nobody else uses; ZeroMQ by default.
 
     Attributes:
+        namespace: Of the client; "" for none.
         routes: Cache of routes.
         finder: Asks for them.
         brokers: The connections to them.
@@ -80,7 +81,8 @@ class ClientEngine:
         addresses = options.namesrv_addresses()
         self.options = options
         self._was_given_transport = transport is not None
-        self.transport = client_transport(transport, options.credentials)
+        self.namespace = options.namespace or ""
+        self.transport = client_transport(transport, options.credentials, namespace=self.namespace)
         self.client_id = new_client_id(options, self.transport.random)
         self.routes = RouteCache()
         self.loop = self.transport.loop
@@ -121,7 +123,7 @@ class ClientEngine:
         self.request = MasterRequests(
             self.loop, self.routes, self.brokers, lambda: self._closed
         ).request
-        tell_of_forks(self._forked)
+        call_in_forks(self._forked)
 
     # ---- Life; from any thread -------------------------------------------------------
 

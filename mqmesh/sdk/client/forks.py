@@ -9,7 +9,7 @@ from typing import Any
 _listeners: "weakref.WeakKeyDictionary[object, Callable[[Any], None]]" = weakref.WeakKeyDictionary()
 
 
-def tell_of_forks(listener: Callable[[], None]) -> None:
+def call_in_forks(listener: Callable[[], None]) -> None:
     """Calls a method in every child that is forked from now on, as long as its object lives.
 
     Args:
@@ -18,9 +18,9 @@ def tell_of_forks(listener: Callable[[], None]) -> None:
     _listeners[listener.__self__] = listener.__func__  # type: ignore[attr-defined]
 
 
-def _tell() -> None:
+def _call_listeners() -> None:
     for owner, function in list(_listeners.items()):
         function(owner)
 
 
-os.register_at_fork(after_in_child=_tell)
+os.register_at_fork(after_in_child=_call_listeners)

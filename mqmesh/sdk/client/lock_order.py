@@ -20,7 +20,9 @@ class LockRank(enum.IntEnum):
     """Messages that wait to be sent, their capacity, and the outcomes of sends."""
     LEAF = 6
     """Tables and counters whose holder calls nobody."""
-    ADMIN = 7
+    TABLE = 7
+    """Writes of a client to a table, one after the other; held until an answer is there."""
+    ADMIN = 8
     """The connections of an administrator's client; held until an answer is there."""
 
 

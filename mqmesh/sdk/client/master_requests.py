@@ -51,13 +51,13 @@ class MasterRequests:
         """Asks a broker group's master.
 
         Who is no master refuses it: then it is asked of the one that he names, at once, or asked
-        again until there is one; but for sends, of which their sender must know that they may be
-        stored. Every outcome, bad or good, goes to ``on_done``, and never before this returns;
-        only when the client is closed it may be that none comes any more.
+        again until there is one; but for sends and commits, of which their sender must know that
+        they may be stored. Every outcome, bad or good, goes to ``on_done``, and never before this
+        returns; only when the client is closed it may be that none comes any more.
         """
         clock, epoch = self._loop.clock, self._routes.epoch(broker_name)
         until_ms = clock.monotonic_ms() + timeout_ms
-        follows = code != RequestCode.SEND_MESSAGE
+        follows = code not in (RequestCode.SEND_MESSAGE, RequestCode.COMMIT_PROCESSED)
 
         def done(answer: Command | MQMeshError) -> None:
             if isinstance(answer, ClientClosed) and not self._closed():

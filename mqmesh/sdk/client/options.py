@@ -13,7 +13,9 @@ import msgspec
 
 from mqmesh.config import convert_values
 from mqmesh.errors import ConfigError, InvalidArgument
+from mqmesh.namespaces import check_namespace
 from mqmesh.protocol.pulling import Zone
+from mqmesh.sdk.client.namespaced import in_namespace
 from mqmesh.security.keys import Credentials, KeyRing, load_credentials
 from mqmesh.transport.endpoints import endpoint_of
 from mqmesh.transport.interface import Transport
@@ -27,6 +29,11 @@ MAX_PORT: Final = 65_535
 MAX_NAMESRVS: Final = 16
 
 CREDENTIALS_VARIABLE: Final = "MQMESH_CREDENTIALS"
+NAMESPACE_VARIABLE: Final = "MQMESH_NAMESPACE"
+WHOLE_CLUSTER: Final = ""
+"""Namespace of processes that serve the whole cluster, as the exporter and the console, whatever
+their environment says: a namespace would hide what is of others, and shorten names that are to
+differ for people and in metrics."""
 
 NamesrvAddr = str | Sequence[str]
 """Name servers: one text, separated by commas or semicolons, or a text for each."""
@@ -56,6 +63,9 @@ class ClientOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         credentials: Path of the file with the client's keys, for clusters with security on (see
             docs/security.md); or ``Credentials`` themselves. "" takes the file that the
             environment names by MQMESH_CREDENTIALS; without one nothing is encrypted.
+        namespace: Namespace of all topics and groups that the client names (see
+            docs/namespaces.md); "" for none. None takes that of the environment,
+            MQMESH_NAMESPACE.
     """
 
     namesrv_addr: NamesrvAddr = DEFAULT_NAMESRV
@@ -67,6 +77,7 @@ class ClientOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     use_ipc: bool = True
     zone: Zone = ""
     credentials: str | Credentials = ""
+    namespace: str | None = None
 
     def namesrv_addresses(self) -> list[str]:
         """Return the addresses, one by one.
@@ -119,16 +130,24 @@ def client_options(
     client: ClientOptions | None,
     namesrv_addr: NamesrvAddr | None,
     credentials: str | Credentials | None = None,
+    namespace: str | None = None,
 ) -> ClientOptions:
-    """Return the settings of a connection, with name servers and keys if they are given beside.
+    """Return the settings of a connection, with those that are given beside, or in the environment.
 
     Raises:
         ConfigError: The file of credentials cannot be used.
+        InvalidArgument: The namespace is none.
     """
+    if namespace is None and client is not None:
+        namespace = client.namespace
     found = find_credentials(credentials or (client.credentials if client is not None else ""))
     if client is None and namesrv_addr is None and found is not None and found.namesrv_addr:
         namesrv_addr = found.namesrv_addr
-    said = {"namesrv_addr": namesrv_addr, "credentials": found}
+    said = {
+        "namesrv_addr": namesrv_addr,
+        "credentials": found,
+        "namespace": find_namespace(namespace) or namespace,
+    }
     kept = {name: value for name, value in said.items() if value is not None}
     return msgspec.structs.replace(client or ClientOptions(), **kept)
 
@@ -145,10 +164,21 @@ def find_credentials(said: str | Credentials) -> Credentials | None:
     return load_credentials(Path(said)) if isinstance(said, str) else said
 
 
+def find_namespace(said: str | None) -> str:
+    """Return the namespace given, else that of the environment; "" for none.
+
+    Raises:
+        InvalidArgument: It is none.
+    """
+    found = os.environ.get(NAMESPACE_VARIABLE, "") if said is None else said
+    return found and check_namespace(found)
+
+
 def client_transport(
     transport: Transport | None,
     credentials: str | Credentials = "",
     server_keys: Mapping[str, str] | None = None,
+    namespace: str = "",
 ) -> Transport:
     """Return the transport that a client was given, else ZeroMQ and a loop of its own.
 
@@ -156,19 +186,20 @@ def client_transport(
         transport: Transport that was given.
         credentials: As of ``ClientOptions``; without a meaning where a transport was given.
         server_keys: Public keys of servers that name servers do not report, by address or endpoint.
+        namespace: Namespace of all names that the client uses; "" for none.
 
     Raises:
         ConfigError: The file of credentials cannot be used.
     """
     if transport is not None:
-        return transport
+        return in_namespace(transport, namespace)
     own = find_credentials(credentials)
     if own is None:
-        return ZmqTransport()
+        return in_namespace(ZmqTransport(), namespace)
     ring = KeyRing(own, *own.namesrv_keys)
     for endpoint, key in (server_keys or {}).items():
         ring.learn(endpoint_of(endpoint), key)
-    return ZmqTransport(ring)
+    return in_namespace(ZmqTransport(ring), namespace)
 
 
 def make_options(kind: type[_T], values: Mapping[str, Any], what: str) -> _T:

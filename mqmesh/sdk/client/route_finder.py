@@ -10,6 +10,7 @@ import msgspec
 
 from mqmesh.errors import ClientClosed, MQMeshError, RemoteProtocolError, TopicNotFound
 from mqmesh.message import RETRY_PREFIX
+from mqmesh.namespaces import add_namespace
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.route import (
@@ -19,6 +20,7 @@ from mqmesh.protocol.route import (
     RouteHint,
     TopicRoute,
     TopicRoutes,
+    topic_hash,
 )
 from mqmesh.sdk.client.namesrv_link import NamesrvLink
 from mqmesh.sdk.client.options import ClientOptions
@@ -76,7 +78,9 @@ class RouteFinder:
         self._lost = lost
         self._closed = closed
         self._link: NamesrvLink | None = None
+        self._namespace = options.namespace or ""
         self._topics: set[str] = set()
+        self._by_hash: dict[int, str] = {}
         self._missing: set[str] = set()
         self._wanted: dict[str, None] = {}
         self._requests = 0
@@ -131,15 +135,17 @@ class RouteFinder:
     def forget(self, topic: str) -> None:
         """Stops refreshing a topic."""
         self._topics.discard(topic)
+        self._by_hash.pop(topic_hash(add_namespace(self._namespace, topic)), None)
         self._missing.discard(topic)
 
     def _take_hint(self, hint: RouteHint) -> None:
         if hint.topics:
             # A hint that lists topics lists all that changed, whichever brokers carry them.
-            self.refresh(self._topics.intersection(hint.topics))
+            known = map(self._by_hash.get, hint.topics)
+            self.refresh(one for one in known if one is not None)
             return
-        known = self._routes.route
-        self.refresh(one for one in self._topics if known(one) is not None or not _comes_late(one))
+        route = self._routes.route
+        self.refresh(one for one in self._topics if route(one) is not None or not _comes_late(one))
 
     def _look_again(self) -> None:
         self._look_planned = False
@@ -164,7 +170,9 @@ class RouteFinder:
             self._loop.call_later(delay_ms, self._look_again)
 
     def _want(self, topic: str, on_done: OnRoute, *, anew: bool) -> None:
-        self._topics.add(topic)
+        if topic not in self._topics:
+            self._topics.add(topic)
+            self._by_hash[topic_hash(add_namespace(self._namespace, topic))] = topic
         asking = self._asking.get(topic)
         if asking is None:
             self._asking[topic] = [on_done]

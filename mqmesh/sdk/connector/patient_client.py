@@ -30,7 +30,7 @@ class PatientClient(QueryClient):
         timeout_ms: For each try, 1 to 3,600,000 ms.
         patience_ms: For all tries of a request together, from 0, which is one try.
         transport: The world; ZeroMQ by default.
-        credentials: As of ``AdminClient``.
+        credentials, namespace: As of ``AdminClient``.
     """
 
     def __init__(
@@ -41,9 +41,14 @@ class PatientClient(QueryClient):
         patience_ms: int = PATIENCE_MS,
         transport: Transport | None = None,
         credentials: str | Credentials = "",
+        namespace: str | None = None,
     ) -> None:
         super().__init__(
-            namesrv_addr, timeout_ms=timeout_ms, transport=transport, credentials=credentials
+            namesrv_addr,
+            timeout_ms=timeout_ms,
+            transport=transport,
+            credentials=credentials,
+            namespace=namespace,
         )
         self.patience_ms = patience_ms
         self._endpoints: dict[str, str] = {}
@@ -58,14 +63,23 @@ class PatientClient(QueryClient):
             BrokerError: It refused.
         """
 
-        def once() -> Command:
-            try:
-                return self._request(self._endpoint(broker_name), code, header, parts=parts)
-            except MQMeshError:
-                self._endpoints.pop(broker_name, None)  # it may come back elsewhere
-                raise
+        work = partial(self.ask_once, broker_name, code, header, parts)
+        return self.patiently(work, f"broker {broker_name}")
 
-        return self.patiently(once, f"broker {broker_name}")
+    def ask_once(
+        self,
+        broker_name: str,
+        code: int,
+        header: bytes,
+        parts: Sequence[bytes | memoryview] = (),
+        timeout_ms: int | None = None,
+    ) -> Command:
+        """Return the answer of a broker group's master to one try."""
+        try:
+            return self._request(self._endpoint(broker_name), code, header, timeout_ms, parts)
+        except MQMeshError:
+            self._endpoints.pop(broker_name, None)  # it may come back elsewhere
+            raise
 
     def patiently(self, work: Callable[[], _T], what: str) -> _T:
         """Does something again while it fails in a way that may pass.
@@ -76,7 +90,7 @@ class PatientClient(QueryClient):
 
         Raises:
             RequestTimeout: It failed for longer than ``patience_ms``.
-            MQMeshError: It failed in a way that does not pass.
+            MQMeshError: It failed in a way that does not pass, or there was one try.
         """
         clock = self._transport.clock
         give_up_ms = clock.monotonic_ms() + self.patience_ms
@@ -86,7 +100,7 @@ class PatientClient(QueryClient):
                 return work()
             except MQMeshError as error:
                 left_ms = give_up_ms - clock.monotonic_ms()
-                if not error.retriable:
+                if not error.retriable or not self.patience_ms:
                     raise
                 if left_ms <= 0:
                     raise RequestTimeout(

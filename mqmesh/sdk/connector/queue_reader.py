@@ -142,7 +142,9 @@ class QueueReader(PatientClient):
             status = found.status
             if status == PullStatus.FOUND:
                 try:
-                    for header, messages in _batches(answer, stretch, position, selector, on_loss):
+                    for header, messages in _batches(
+                        answer, stretch, position, selector, on_loss, self.namespace
+                    ):
                         position = header.next_queue_offset
                         if messages:
                             yield header, messages
@@ -229,6 +231,7 @@ def _batches(
     position: int,
     selector: MessageSelector,
     on_loss: OnLoss,
+    namespace: str,
 ) -> Found:
     """Yield the batches of an answer, each with those of its messages that are wanted."""
     tags = selector.wanted_tags()
@@ -243,7 +246,11 @@ def _batches(
             if header.base_queue_offset > position and selector.selects_all:
                 on_loss(_gone(stretch.queue, position, header.base_queue_offset))
             messages = decode_messages(
-                body, header, position=at, broker_name=stretch.queue.broker_name
+                body,
+                header,
+                position=at,
+                broker_name=stretch.queue.broker_name,
+                namespace=namespace,
             )
             if header.base_queue_offset < position or header.next_queue_offset > stretch.end:
                 messages = [one for one in messages if position <= one.queue_offset < stretch.end]

@@ -19,6 +19,7 @@ from mqmesh.errors import (
     TopicNotFound,
 )
 from mqmesh.message import RETRY_PREFIX, MessageQueue, StoredMessage
+from mqmesh.namespaces import prefix_of
 from mqmesh.protocol.command import Command, decode_header
 from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.delivery import DeliveryMode
@@ -176,7 +177,8 @@ class ConsumerEngine(Generic[S]):
     def _make_offsets(self) -> OffsetStore:
         if self.options.message_model == MessageModel.BROADCASTING:
             folder = Path(self.options.offsets_dir).expanduser()
-            return LocalOffsets(folder, self.group, self.client.options.instance_name)
+            group = prefix_of(self.client.namespace) + self.group
+            return LocalOffsets(folder, group, self.client.options.instance_name)
         return BrokerOffsets(self.group, self.client.client_id, self.client, self.memberships)
 
     def _make_hindrances(self) -> Hindrances:
@@ -555,7 +557,7 @@ class ConsumerEngine(Generic[S]):
             return
         self.hindered(refused, None)
         if self.runs is not None:
-            self.runs.receiver.receive()  # it knows this member now
+            self.runs.receiver.member_known(broker_name)
         standing = self.memberships.on_heartbeat(broker_name, answer)
         own = [queue for queue in self.assigned if queue.broker_name == broker_name]
         if standing is Standing.REPLACED and self._shares:
@@ -619,11 +621,17 @@ class ConsumerEngine(Generic[S]):
                 one.sink.when_idle(lambda: self.starts.leaving.discard(queue))
         return one.sink
 
-    def _stale(self, state: Assigned[S], error: StaleGeneration) -> None:
+    def _stale(self, state: Assigned[S], error: MQMeshError) -> None:
         if self.assigned.get(state.queue) is state:
             _log.warning("group %s: %s is taken anew: %s", self.group, state.queue, error)
             self.client.heartbeats.send_all()
             self._start_over([state.queue])
+
+    def begin_anew(self, queue: MessageQueue, why: MQMeshError) -> None:
+        """Take a queue anew, from where its broker says that the group has come to."""
+        state = self.assigned.get(queue)
+        if state is not None:
+            self._stale(state, why)
 
     def _take_command(self, broker_name: str, command: Command) -> None:
         try:
@@ -775,6 +783,7 @@ class ConsumerEngine(Generic[S]):
                 address.tcp if address is not None else "",
                 selector.wanted_tags(),
                 not selector.selects_all,
+                self.client.namespace,
             ),
             generation=self.memberships.claimed(queue) if self._shares else 0,
             epochs=self.offsets.epochs,

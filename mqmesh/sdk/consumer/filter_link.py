@@ -185,7 +185,7 @@ class FilterLink:
                 timeout_ms=UPLOAD_TIMEOUT_MS,
             )
         except MQMeshError as error:
-            self._tell(broker_name, error)
+            self._report(broker_name, error)
         else:
             self.network.call_later(CONNECT_MS, partial(self._check, broker_name, client))
 
@@ -198,12 +198,12 @@ class FilterLink:
     ) -> None:
         if isinstance(outcome, MQMeshError):
             self._forget(broker_name, client)
-            self._tell(broker_name, outcome)
+            self._report(broker_name, outcome)
         else:
             self.decided.set()
-            self._tell(broker_name, None)
+            self._report(broker_name, None)
 
-    def _tell(self, broker_name: str, error: MQMeshError | None) -> None:
+    def _report(self, broker_name: str, error: MQMeshError | None) -> None:
         for on_ready in self._waiting.pop(broker_name, []):
             on_ready(error)
 

@@ -39,6 +39,7 @@ class LocalOffsets(OffsetStore):
     def __init__(self, folder: Path, group: str, instance_name: str) -> None:
         self.claiming = False
         self.epochs = {}
+        self.processing = set()
         # Names never become paths.
         digest = hashlib.blake2b(f"{group}\0{instance_name}".encode(), digest_size=16).hexdigest()
         self._path = folder / f"{digest}.json"
@@ -115,6 +116,12 @@ class LocalOffsets(OffsetStore):
             on_done(ConfigError(f"offsets cannot be saved: {error}"))
         else:
             on_done(None)
+
+    def known(self, queue: MessageQueue) -> int:
+        raise AssertionError("broadcasting consumers commit nothing at brokers")
+
+    def note_processed(self, queue: MessageQueue, offset: int) -> None:
+        raise AssertionError("broadcasting consumers commit nothing at brokers")
 
     def forget(self, queue: MessageQueue) -> None:
         """Forget nothing: no other member reads our file."""

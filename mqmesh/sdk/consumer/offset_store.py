@@ -34,6 +34,9 @@ class OffsetStore(Protocol):
     claiming: bool
     epochs: dict[MessageQueue, int]
     """Epoch of the broker's log in which this member's place is right, by queue."""
+    processing: set[MessageQueue]
+    """Queues whose progress is on its way together with what was made of their messages, or may be
+    in the log: nothing of them is committed otherwise."""
 
     def open(self) -> None:
         """Makes it usable; from any thread, once.
@@ -72,6 +75,12 @@ class OffsetStore(Protocol):
             on_done: Called once, when all is committed, or with the first error.
         """
 
+    def known(self, queue: MessageQueue) -> int:
+        """Return where the group stands in a queue once all is carried out; -1 for nowhere yet."""
+
+    def note_processed(self, queue: MessageQueue, offset: int) -> None:
+        """Note that an offset was committed together with what was made of the messages."""
+
     def forget(self, queue: MessageQueue) -> None:
         """Forget what was committed last of a queue that was given away."""
 
@@ -98,11 +107,14 @@ class BrokerOffsets(OffsetStore):
     ) -> None:
         self.claiming = True
         self.epochs = {}
+        self.processing = set()
         self._memberships = memberships
         self._group = group
         self._client_id = client_id
         self._network = network
         self._committed: dict[MessageQueue, int] = {}
+        # Where the group stands; unlike what was committed, also of what has no answer yet.
+        self._known: dict[MessageQueue, int] = {}
 
     def open(self) -> None:
         """Do nothing: brokers are asked when the time comes."""
@@ -158,6 +170,7 @@ class BrokerOffsets(OffsetStore):
                 on_done(error)
                 return
             offsets = {q: one.queue_offset for q, one in zip(queues, found, strict=True)}
+            self._known.update(offsets)
             self._committed.update({q: at for q, at in offsets.items() if at >= 0})
             for queue, one in zip(queues, found, strict=True):
                 if begins or queue not in self.epochs:
@@ -177,7 +190,7 @@ class BrokerOffsets(OffsetStore):
     def commit(self, offsets: Mapping[MessageQueue, int], on_done: OnCommitted) -> None:
         by_broker: dict[str, list[MessageQueue]] = defaultdict(list)
         for queue, offset in offsets.items():
-            if self._committed.get(queue) != offset:
+            if self._committed.get(queue) != offset and queue not in self.processing:
                 by_broker[queue.broker_name].append(queue)
         requests = [
             (broker_name, queues[start : start + MAX_OFFSETS_PER_REQUEST])
@@ -196,8 +209,17 @@ class BrokerOffsets(OffsetStore):
         for broker_name, queues in requests:
             self._send(broker_name, {queue: offsets[queue] for queue in queues}, done)
 
+    def known(self, queue: MessageQueue) -> int:
+        return self._known.get(queue, -1)
+
+    def note_processed(self, queue: MessageQueue, offset: int) -> None:
+        self._committed[queue] = self._known[queue] = offset
+        self.processing.discard(queue)
+
     def forget(self, queue: MessageQueue) -> None:
         self._committed.pop(queue, None)
+        self._known.pop(queue, None)
+        self.processing.discard(queue)
 
     def forget_broker(self, broker_name: str) -> None:
         kept = {q: at for q, at in self._committed.items() if q.broker_name != broker_name}
@@ -206,6 +228,7 @@ class BrokerOffsets(OffsetStore):
     def _send(
         self, broker_name: str, offsets: dict[MessageQueue, int], on_done: OnCommitted
     ) -> None:
+        self._known.update(offsets)  # what is sent behind it comes behind it
         header = encode_header(
             UpdateConsumerOffsetRequest(
                 self._group,

@@ -86,6 +86,8 @@ class PullConsumer(GroupConsumer[FetchBuffer]):
             commas or semicolons. By default those of ``client``, or of `mqmesh up`.
         credentials: Path of the file with the client's keys, or ``Credentials``, where security
             is on; by default those of ``client``.
+        namespace: Namespace of all topics and groups, see docs/namespaces.md; by default that of
+            ``client``, else of the environment (MQMESH_NAMESPACE).
         strategy: Divides queues among members: ``average``, ``average_by_circle``,
             ``consistent_hash``, ``machine_room``, or a strategy of
             ``mqmesh.sdk.consumer.rebalance``.
@@ -105,13 +107,14 @@ class PullConsumer(GroupConsumer[FetchBuffer]):
         *,
         namesrv_addr: NamesrvAddr | None = None,
         credentials: str | Credentials | None = None,
+        namespace: str | None = None,
         strategy: AllocateStrategy | str = "average",
         client: ClientOptions | None = None,
         transport: Transport | None = None,
         hooks: Sequence[Hooks] = (),
         **options: Unpack[PullConsumerKeywords],
     ) -> None:
-        connection = client_options(client, namesrv_addr, credentials)
+        connection = client_options(client, namesrv_addr, credentials, namespace)
         super().__init__(group, connection, strategy, transport)
         self.options = make_options(PullConsumerOptions, options, "consumer option")
         self._tracing = ClientTracing(

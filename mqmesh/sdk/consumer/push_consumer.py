@@ -14,6 +14,7 @@ from mqmesh.message import (
     MessageQueue,
     StoredMessage,
     check_topic,
+    is_system_topic,
     retry_topic,
 )
 from mqmesh.metrics import MetricBoard
@@ -35,8 +36,7 @@ from mqmesh.sdk.consumer.fetching.message_selector import (
     as_selector,
     check_not_subscribed,
 )
-from mqmesh.sdk.consumer.fetching.process_queue import ProcessQueue, StateSpan
-from mqmesh.sdk.consumer.fetching.pull_loop import QueueSink
+from mqmesh.sdk.consumer.fetching.process_queue import StateSpan
 from mqmesh.sdk.consumer.fetching.pulled_batch import PulledBatch
 from mqmesh.sdk.consumer.group_consumer import GroupConsumer
 from mqmesh.sdk.consumer.introspection.questions import OnAnswer
@@ -47,7 +47,7 @@ from mqmesh.sdk.consumer.listening.consume_service import (
     ConsumeService,
     Workers,
 )
-from mqmesh.sdk.consumer.listening.consume_work import AnyListener, QueueWork, Waiting
+from mqmesh.sdk.consumer.listening.consume_work import AnyListener, QueueWork
 from mqmesh.sdk.consumer.listening.group_retry import GroupRetry, Retry
 from mqmesh.sdk.consumer.listening.handed_over import HandOver, handed_message
 from mqmesh.sdk.consumer.listening.local_retry import LocalRetry, NoRetry
@@ -56,6 +56,14 @@ from mqmesh.sdk.consumer.listening.orderly_retry import OrderlyRetry, to_dead_le
 from mqmesh.sdk.consumer.listening.orderly_service import OrderlyService
 from mqmesh.sdk.consumer.listening.send_back_queue import SendBackQueue
 from mqmesh.sdk.consumer.listening.worker_threads import SparingThreads, WorkerThreads
+from mqmesh.sdk.consumer.processed_commits import ProcessedCommits
+from mqmesh.sdk.consumer.processing import (
+    LeasedCommits,
+    OwnedCommits,
+    Processing,
+    check_outputs,
+)
+from mqmesh.sdk.consumer.push_sink import PushSink
 from mqmesh.sdk.consumer.rebalance import AllocateStrategy
 from mqmesh.sdk.consumer.receiving.received_runs import ReceivedRuns
 from mqmesh.sdk.consumer.running_info import Introspection
@@ -69,105 +77,6 @@ SENT_BACK_S: Final = 0.5
 """Longest wait of a closing consumer for brokers to take the messages sent back."""
 
 _log = logging.getLogger(__name__)
-
-
-class PushSink(QueueSink):
-    """The messages of one queue on their way through the listener.
-
-    Args:
-        start: Queue offset to begin at.
-        options: Settings of the consumer.
-        service: Has listeners called.
-        make_work: Makes the queue's side of the work.
-    """
-
-    def __init__(
-        self,
-        start: int,
-        options: PushConsumerOptions,
-        service: ConsumeService,
-        make_work: Callable[[], QueueWork],
-    ) -> None:
-        self._options = options
-        self._service = service
-        self._make_work = make_work
-        self._process = ProcessQueue(start, options.flow_limits())
-        self._work = make_work()
-        self._since_ms: dict[int, int] = {}
-        self._told: set[int] = set()
-
-    @property
-    def next_offset(self) -> int:
-        """Queue offset to pull next."""
-        return self._process.next_offset
-
-    def has_room(self) -> bool:
-        """Return True when more may be pulled; from any thread."""
-        return self._process.has_room()
-
-    def take(self, batches: list[PulledBatch], next_offset: int, size_bytes: int) -> None:
-        """Takes what was pulled and has it consumed."""
-        span = self._process.add(batches, next_offset, size_bytes)
-        if span is not None:
-            self._service.submit(self._work, batches, span)
-
-    def move(self, offset: int, *, by_admin: bool = False) -> None:
-        """Goes on at another offset; what was held is given up."""
-        before, self._work = self._work, self._make_work()
-        self._service.revoke(before)
-        self._service.follow(self._work, before)
-        self._process = ProcessQueue(offset, self._options.flow_limits())
-        self._since_ms.clear()
-        self._told.clear()
-
-    def commit_offset(self) -> int:
-        """Return the queue offset before which all is done."""
-        return self._process.commit_offset()
-
-    def held(self) -> tuple[int, int]:
-        """Return how many messages are not done, and about how many bytes they have."""
-        return self._process.held()
-
-    def drop(self) -> None:
-        """Hands out nothing more."""
-        self._service.revoke(self._work)
-
-    def is_idle(self) -> bool:
-        """Return True when no listener is at work that others must wait for."""
-        return self._service.is_idle(self._work)
-
-    def when_idle(self, callback: Callable[[], None]) -> None:
-        """Calls back when ``is_idle`` is true, after ``drop``."""
-        self._service.when_idle(self._work, callback)
-
-    def overdue(
-        self, now_ms: int, waiting: dict[QueueWork, Waiting]
-    ) -> list[tuple[int, StateSpan]]:
-        """Return messages that are with the listener for longer than ``consume_timeout_ms``.
-
-        Args:
-            now_ms: Monotonic clock.
-            waiting: Messages that no worker has begun.
-
-        Returns:
-            Queue offsets, each given once, and where the states are kept.
-        """
-        left = waiting.get(self._work, Waiting())
-        if isinstance(self._work, OrderlyQueue):
-            left = Waiting(self._work.begun_offset)
-        begun = self._process.open_before(left.first, left.again)
-        self._since_ms = {offset: self._since_ms.get(offset, now_ms) for offset, _ in begun}
-        self._told &= self._since_ms.keys()
-        until_ms = now_ms - self._options.consume_timeout_ms
-        late = [
-            one for one in begun if self._since_ms[one[0]] <= until_ms and one[0] not in self._told
-        ]
-        self._told.update(offset for offset, _ in late)
-        return late
-
-    def begun_ms(self, offset: int) -> int | None:
-        """Return since when the listener has a message, monotonic; None for less than a second."""
-        return self._since_ms.get(offset)
 
 
 class PushConsumer(GroupConsumer[PushSink]):
@@ -193,6 +102,8 @@ class PushConsumer(GroupConsumer[PushSink]):
             commas or semicolons. By default those of ``client``, or of `mqmesh up`.
         credentials: Path of the file with the client's keys, or ``Credentials``, where security
             is on; by default those of ``client``.
+        namespace: Namespace of all topics and groups, see docs/namespaces.md; by default that of
+            ``client``, else of the environment (MQMESH_NAMESPACE).
         strategy: Divides queues among members: ``average``, ``average_by_circle``,
             ``consistent_hash``, ``machine_room``, or a strategy of
             ``mqmesh.sdk.consumer.rebalance``.
@@ -211,13 +122,14 @@ class PushConsumer(GroupConsumer[PushSink]):
         *,
         namesrv_addr: NamesrvAddr | None = None,
         credentials: str | Credentials | None = None,
+        namespace: str | None = None,
         strategy: AllocateStrategy | str = "average",
         client: ClientOptions | None = None,
         transport: Transport | None = None,
         hooks: Sequence[Hooks] = (),
         **options: Unpack[PushConsumerKeywords],
     ) -> None:
-        connection = client_options(client, namesrv_addr, credentials)
+        connection = client_options(client, namesrv_addr, credentials, namespace)
         super().__init__(group, connection, strategy, transport)
         self.options = make_options(PushConsumerOptions, options, "consumer option")
         self.options.check_delivery()
@@ -253,6 +165,7 @@ class PushConsumer(GroupConsumer[PushSink]):
             self._engine.client.transport.condition(),
         )
         self._retry = self._make_retry()
+        self._commits = ProcessedCommits(self._engine.client)
         self._engine.runs = self._make_runs()
         self._service = self._make_service()
         self._workers = self._make_workers(self._service)
@@ -382,6 +295,50 @@ class PushConsumer(GroupConsumer[PushSink]):
             )
         self._subscribe(topic, expression, listener)
 
+    def processing(self, messages: Sequence[StoredMessage]) -> Processing:
+        """Return a block for a listener, whose outputs are stored when its messages are done::
+
+            def on_messages(messages):
+                with consumer.processing(messages) as out:
+                    for message in messages:
+                        out.send(Message("bills", bill(message)))
+
+        Both are stored at once, or neither: docs/exactly-once.md. If the block raises, let the
+        listener raise as well: the messages come again as after every failure.
+
+        Args:
+            messages: Those of the call of the listener, from the first one on; of one broker
+                group, to which the outputs go, too.
+
+        Raises:
+            InvalidArgument: There are none, or they are consumed neither in order nor one by one
+                (``consume_orderly``, or ``delivery`` "message" or "fifo").
+        """
+        engine = self._engine
+        commit = OwnedCommits(engine, self._commits).commit
+        if engine.runs is not None:
+            receiver = engine.runs.receiver
+            commit = LeasedCommits(self.group, engine.client, receiver, self._commits).commit
+        elif engine.leases is None:
+            raise InvalidArgument(
+                "messages are processed in order (consume_orderly), or one by one (delivery = "
+                "message or fifo); a group with offsets knows no other progress"
+            )
+        return Processing(engine.client, messages, commit, lambda error: None)
+
+    def check_outputs(self, *topics: str) -> None:
+        """Check that outputs can be stored wherever its topics are consumed; after ``start``.
+
+        Args:
+            topics: Topics of outputs.
+
+        Raises:
+            NoRoute: They cannot; names topic and broker group.
+            ClientClosed: It is not running.
+        """
+        own = [one for one in self._subscribed if not is_system_topic(one)]
+        check_outputs(self._engine.client, own, topics, self.options.start_timeout_ms)
+
     # ---- How it goes -----------------------------------------------------------------
 
     def assignment(self) -> list[MessageQueue]:
@@ -427,6 +384,7 @@ class PushConsumer(GroupConsumer[PushSink]):
 
     def _ended(self) -> None:
         self._back.end_all(ClientClosed("the consumer was closed"))
+        self._commits.end_all()
 
     @property
     def _is_clustering(self) -> bool:
@@ -549,7 +507,13 @@ class PushConsumer(GroupConsumer[PushSink]):
             )
         address = self._engine.client.routes.address(broker_name)
         host = "" if address is None else address.tcp
-        message = handed_message(body, asked.ordinal, broker_name=broker_name, store_host=host)
+        message = handed_message(
+            body,
+            asked.ordinal,
+            broker_name=broker_name,
+            store_host=host,
+            namespace=self._engine.client.namespace,
+        )
         listener = self._with_hooks(self._listener_of(message.topic))
         loop = self._engine.client.loop
         HandOver(self._service, loop, on_answer).begin(listener, message)

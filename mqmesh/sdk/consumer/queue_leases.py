@@ -6,6 +6,7 @@ lease runs, the connection that the lock was granted by stands, and the thread i
 stand still. After a second of standing still (the process was stopped, the machine swapped) the
 broker may have given the queue to another member, so it is asked before the next message
 begins. That second is shorter than the time a broker needs to give up a client and its lock.
+An answer that takes longer counts, if the thread went on meanwhile and the connection stood.
 
 A broker whose log is confirmed by copies gives leases of some seconds. They end by the clock before
 another master gives the queue away, whatever this client knows of it.
@@ -33,7 +34,7 @@ from mqmesh.sdk.consumer.offset_store import REQUEST_TIMEOUT_MS
 
 TICK_MS: Final = 250
 TRUST_MS: Final = 1_000
-"""Time for which a confirmed lock is trusted: within it a message may begin."""
+"""Time for which a lock is trusted without a turn of the loop: within it a message may begin."""
 ASK_AGAIN_MS: Final = 200
 """Interval of questions about a lock that cannot be relied on."""
 
@@ -67,13 +68,14 @@ class Lease:
 class _Held:
     """Lock with the time until which the broker keeps it."""
 
-    __slots__ = ("asked_ms", "ends_ms", "lease", "lease_ms", "sure")
+    __slots__ = ("asked_ms", "ends_ms", "is_asked", "lease", "lease_ms", "sure")
 
     def __init__(self, lease: Lease) -> None:
         self.lease = lease
         self.ends_ms = 0
         self.lease_ms = 0
         self.asked_ms = 0
+        self.is_asked = False  # by a request on this connection that has no answer yet
         self.sure = False
 
 
@@ -110,7 +112,7 @@ class QueueLeases:
         self._on_regained = on_regained
         self._held: dict[MessageQueue, _Held] = {}
         self._connections: dict[str, int] = defaultdict(int)
-        self._ticked_ms = clock.boot_ms()
+        self._ticked_ms = self._awake_ms = clock.boot_ms()
 
     def lease(self, queue: MessageQueue) -> Lease:
         """Return the lease of an acquired queue; one that never holds, if it was lost since."""
@@ -155,17 +157,20 @@ class QueueLeases:
     def broker_changed(self, broker_name: str, up: bool) -> None:
         """Note that the connection to a broker was made or broke."""
         self._connections[broker_name] += 1
+        for queue in self._of(broker_name):
+            self._held[queue].is_asked = False
+            if not up:
+                self._doubt(self._held[queue])
         if up:
             self._renew(broker_name, self._of(broker_name))
-            return
-        for queue in self._of(broker_name):
-            self._doubt(self._held[queue])
 
     def tick(self) -> None:
         """Prolongs leases, renews locks, and asks for those that are in doubt."""
         now_ms = self._clock.boot_ms()
         stood_still = now_ms - self._ticked_ms >= TRUST_MS
         self._ticked_ms = now_ms
+        if stood_still:
+            self._awake_ms = now_ms
         due: dict[str, list[MessageQueue]] = defaultdict(list)
         for queue, held in self._held.items():
             if stood_still or now_ms >= held.ends_ms:
@@ -173,7 +178,7 @@ class QueueLeases:
             if held.sure:
                 held.lease.until_ms = min(held.ends_ms, now_ms + TRUST_MS)
             wait_ms = min(self._renew_ms, held.lease_ms // 3) if held.sure else ASK_AGAIN_MS
-            if now_ms - held.asked_ms >= wait_ms:
+            if not held.is_asked and now_ms - held.asked_ms >= wait_ms:
                 due[queue.broker_name].append(queue)
         for broker_name, queues in due.items():
             self._renew(broker_name, queues)
@@ -191,7 +196,8 @@ class QueueLeases:
         held.asked_ms = asked_ms
         held.lease_ms = lease_ms
         held.ends_ms = asked_ms + lease_ms
-        if now_ms - asked_ms < TRUST_MS:
+        stood_still = now_ms - max(asked_ms, self._ticked_ms) >= TRUST_MS
+        if now_ms < held.ends_ms and asked_ms >= self._awake_ms and not stood_still:
             held.sure = True
             held.lease.until_ms = min(held.ends_ms, now_ms + TRUST_MS)
 
@@ -213,7 +219,7 @@ class QueueLeases:
 
         now_ms = self._clock.boot_ms()
         for queue in queues:
-            self._held[queue].asked_ms = now_ms
+            self._held[queue].asked_ms, self._held[queue].is_asked = now_ms, True
         self._ask(broker_name, queues, answered)
 
     def _ask(
@@ -237,6 +243,9 @@ class QueueLeases:
                     # What an earlier connection answered may have changed since.
                     answered(dict.fromkeys(some, LOCK_PENDING), asked_ms, 0)
                     return
+                for queue in some:
+                    if queue in self._held:
+                        self._held[queue].is_asked = False
                 try:
                     if isinstance(answer, MQMeshError):
                         raise answer

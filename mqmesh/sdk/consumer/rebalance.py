@@ -7,7 +7,6 @@ and takes its own part. So a strategy must depend on nothing else.
 import hashlib
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import islice
 from typing import Final, Protocol
 
 from mqmesh.errors import InvalidArgument
@@ -67,22 +66,30 @@ class Average(AllocateStrategy):
             client_id, queues, client_ids: As for ``allocate``.
             owners: Members by queue, the same for all who ask; others count for nothing.
         """
-        had: dict[str, list[MessageQueue]] = {member: [] for member in client_ids}
-        for queue in queues:
-            if (owner := owners.get(queue)) in had:
-                had[owner].append(queue)
+        place = _place_of(client_id, client_ids)
+        if place is None:
+            raise ValueError(f"{client_id} is no member")
         each, more = divmod(len(queues), len(client_ids))
-        # Who has more than others keeps one more.
-        in_order = sorted(client_ids, key=lambda member: -min(len(had[member]), each + 1))
-        shares = {member: each + (place < more) for place, member in enumerate(in_order)}
-        kept = {queue for member in client_ids for queue in had[member][: shares[member]]}
-        free = iter([queue for queue in queues if queue not in kept])
-        for member in client_ids:
-            mine = had[member][: shares[member]]
-            mine += islice(free, shares[member] - len(mine))
-            if member == client_id:
-                return sorted(mine)
-        raise ValueError(f"{client_id} is no member")
+        # By place of the member. Most members have none: nothing here is done for each of them.
+        had: dict[int, list[MessageQueue]] = {}
+        for queue in queues if owners else ():
+            owner = _place_of(owners.get(queue, ""), client_ids)
+            if owner is not None:
+                had.setdefault(owner, []).append(queue)
+        # Who has more than others keeps one more; then the first of those who have nothing get it.
+        in_order = sorted(had, key=lambda owner: (-min(len(had[owner]), each + 1), owner))
+        shares = {owner: each + (rank < more) for rank, owner in enumerate(in_order)}
+        more = max(more - len(had), 0)
+        kept = {queue for owner, share in shares.items() for queue in had[owner][:share]}
+        free = [queue for queue in queues if queue not in kept]
+        # Members take of the free ones in their order.
+        before = [owner for owner in had if owner < place]
+        others = place - len(before)
+        taken = sum(shares[owner] - len(had[owner][: shares[owner]]) for owner in before)
+        taken += others * each + min(others, more)
+        share = shares.get(place, each + (others < more))
+        mine = had.get(place, [])[:share]
+        return sorted(mine + free[taken : taken + share - len(mine)])
 
 
 class AverageByCircle(AllocateStrategy):
@@ -223,6 +230,11 @@ def allocate_strategy(strategy: AllocateStrategy | str) -> AllocateStrategy:
             "for fixed queues give ByConfig(queues)"
         )
     return make()
+
+
+def _place_of(client_id: str, client_ids: Sequence[str]) -> int | None:
+    place = bisect_left(client_ids, client_id)
+    return place if client_ids[place : place + 1] == [client_id] else None
 
 
 def _place(key: str) -> int:

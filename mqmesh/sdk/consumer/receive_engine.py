@@ -14,7 +14,7 @@ from mqmesh.errors import (
 )
 from mqmesh.message import BatchInfo, StoredMessage
 from mqmesh.protocol.command import Command
-from mqmesh.protocol.delivery import MIN_INVISIBLE_MS, SettleAction
+from mqmesh.protocol.delivery import MIN_INVISIBLE_MS, DeliveryMode, SettleAction
 from mqmesh.protocol.membership import (
     ConsumerData,
     HeartbeatRequest,
@@ -30,6 +30,8 @@ from mqmesh.sdk.client.outbox import OutgoingRequest
 from mqmesh.sdk.consumer.consumer_options import SimpleConsumerOptions
 from mqmesh.sdk.consumer.fetching.message_selector import MessageSelector
 from mqmesh.sdk.consumer.hindrances import REPORT_MS, Hindrances
+from mqmesh.sdk.consumer.processed_commits import ProcessedCommits
+from mqmesh.sdk.consumer.processing import LeasedCommits
 from mqmesh.sdk.consumer.receiving.held_leases import HeldLease, bits_of
 from mqmesh.sdk.consumer.receiving.receive_source import Demand, LoneReport, ReceiveSource
 from mqmesh.sdk.consumer.receiving.receiver import TICK_MS, Receiver
@@ -59,6 +61,7 @@ class ReceiveEngine:
         hindrances: Reasons why no messages come.
         changed: A condition for what came, and for those who wait for it; from any thread.
         on_arrival: Called in the client loop whenever something came, or can come no more.
+        processed_commits: Commits of messages together with what was made of them.
     """
 
     def __init__(
@@ -101,10 +104,19 @@ class ReceiveEngine:
             unbuffer=self._unbuffer,
         )
         self._turn = self._receiver.turn
+        self._commits = ProcessedCommits(self.client)
+        self.processed_commits = LeasedCommits(
+            group,
+            self.client,
+            self._receiver,
+            self._commits,
+            # What its caller will ask for next comes meanwhile.
+            lambda source: source.receive(self._prefetch(source)),
+        )
         self._direct = DirectChannels(self.client, 0)
         # Under the condition: what came; what callers want, and one wanted last; the sources that
         # were asked for them and have not answered; when a caller asked last.
-        self._buffer: deque[tuple[HeldLease, StoredMessage]] = deque()
+        self._buffer: deque[tuple[HeldLease, list[StoredMessage]]] = deque()
         self._demands: dict[object, Demand] = {}
         self._last: Demand | None = None
         self._asked: dict[object, set[ReceiveSource]] = {}
@@ -123,11 +135,14 @@ class ReceiveEngine:
         now_ms = self.client.loop.clock.monotonic_ms()
         with self.changed:
             self._asked_ms = now_ms
-            while self._buffer and len(found) < most:
-                held, message = self._buffer.popleft()
-                held.buffered -= 1
+            while self._buffer and (room := most - len(found)) > 0:
+                held, some = self._buffer.popleft()
+                if len(some) > room:
+                    self._buffer.appendleft((held, some[room:]))
+                    some = some[:room]
+                held.buffered -= len(some)
                 if held.until_ms > now_ms:
-                    found.append(message)
+                    found += some
         return found
 
     def want(self, caller: object, demand: Demand) -> None:
@@ -211,6 +226,7 @@ class ReceiveEngine:
     def _abandon(self) -> None:
         """End reports that no broker has answered; after the client was closed."""
         self._receiver.abandon()
+        self._commits.end_all()
 
     def _forget(self, source: ReceiveSource) -> None:
         """Leave out messages that came and that no caller got yet."""
@@ -288,11 +304,18 @@ class ReceiveEngine:
         self, source: ReceiveSource, messages: list[StoredMessage], outcome: "_Outcome"
     ) -> LoneReport | None:
         by_lease: dict[int, list[int]] = {}
+        offsets: list[int] = []
+        last: BatchInfo | None = None
         for message in messages:
-            info = message.info
-            if info.broker_name != source.broker_name or info.fencing_token not in source.leases:
-                return None  # its lease ended
-            by_lease.setdefault(info.fencing_token, []).append(message.queue_offset)
+            if message.batch is not last:  # one for all messages of a batch
+                last = info = message.info
+                if (
+                    info.broker_name != source.broker_name
+                    or info.fencing_token not in source.leases
+                ):
+                    return None  # its lease ended
+                offsets = by_lease.setdefault(info.fencing_token, [])
+            offsets.append(message.queue_offset)
         give_up_ms = self.client.loop.clock.monotonic_ms() + self.options.settle_timeout_ms
         some = []
         for lease, offsets in by_lease.items():
@@ -341,14 +364,44 @@ class ReceiveEngine:
             if left == 0:
                 on_done(error)
 
+        in_order = self.options.delivery is DeliveryMode.FIFO
         for source, held, offsets in by_lease.values():
             bits = bits_of(offsets, held.lease.first)
+            if action == SettleAction.NACK and in_order:
+                self._return_behind(source, held, messages)
             if action == SettleAction.EXTEND:
-                source.extend(held, bits, max(delay_ms, MIN_INVISIBLE_MS), done)
+                length_ms = max(delay_ms, MIN_INVISIBLE_MS)
+                if held.bits & ~bits:
+                    # All of it first, for a new master that does not know yet who has the lease.
+                    source.extend(held, held.bits, length_ms)
+                source.extend(held, bits, length_ms, done)
             else:
                 self._receiver.settle(
                     source, held, bits, action, done, delay_ms=delay_ms, reason=reason
                 )
+
+    def _return_behind(
+        self, source: ReceiveSource, held: HeldLease, failed: list[StoredMessage]
+    ) -> None:
+        """Give back what no caller got yet behind messages that failed, by key."""
+        keys = {
+            one.sharding_key for one in failed if one.info.fencing_token == held.lease.lease
+        } - {None}
+        behind: list[int] = []
+        with self.changed:
+            kept: deque[tuple[HeldLease, list[StoredMessage]]] = deque()
+            for of, some in self._buffer:
+                left = some
+                if of is held:
+                    behind += [one.queue_offset for one in some if one.sharding_key in keys]
+                    left = [one for one in some if one.sharding_key not in keys]
+                if left:
+                    kept.append((of, left))
+            self._buffer = kept
+            held.buffered -= len(behind)
+        if behind:
+            bits = bits_of(behind, held.lease.first)
+            self._receiver.settle(source, held, bits, SettleAction.RETURN, _ignore)
 
     # ---- Events ----------------------------------------------------------------------
 
@@ -396,8 +449,9 @@ class ReceiveEngine:
         what = f"broker {broker_name} refused the heartbeat"
         if isinstance(answer, MQMeshError):
             self.hindrances.note(what, answer)
-        else:
-            self.hindrances.end(what)
+            return
+        self.hindrances.end(what)
+        self._receiver.member_known(broker_name)
 
     def _routes_changed(self, topics: set[str]) -> None:
         routes = self.client.routes
@@ -436,7 +490,7 @@ class ReceiveEngine:
         return demand
 
     def _received(
-        self, source: ReceiveSource, messages: list[tuple[HeldLease, StoredMessage]]
+        self, source: ReceiveSource, messages: list[tuple[HeldLease, list[StoredMessage]]]
     ) -> None:
         with self.changed:
             self._buffer += messages
@@ -471,7 +525,8 @@ class ReceiveEngine:
 
     def _unbuffer(self, held: HeldLease) -> int:
         with self.changed:
-            offsets = [message.queue_offset for of, message in self._buffer if of is held]
+            own = [some for of, some in self._buffer if of is held]
+            offsets = [message.queue_offset for some in own for message in some]
             self._buffer = deque(pair for pair in self._buffer if pair[0] is not held)
             held.buffered = 0
         return bits_of(offsets, held.lease.first)

@@ -1,11 +1,13 @@
 """Simple consumer: the application receives messages, and says of each what became of it."""
 
-from collections.abc import Callable, Iterable
+import logging
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from types import TracebackType
 from typing import Final, Self, Unpack
 
 from mqmesh.errors import ClientClosed, InvalidArgument, MQMeshError
+from mqmesh.failure_text import failure_text
 from mqmesh.message import StoredMessage, check_consumer_group, check_topic
 from mqmesh.protocol.delivery import (
     BY_SCHEDULE,
@@ -26,6 +28,8 @@ from mqmesh.sdk.consumer.fetching.message_selector import (
     as_selector,
     check_not_subscribed,
 )
+from mqmesh.sdk.consumer.listening.consume_result import is_rejected
+from mqmesh.sdk.consumer.processing import Processing
 from mqmesh.sdk.consumer.receive_engine import ReceiveEngine
 from mqmesh.sdk.consumer.receiving.receive_source import Demand
 from mqmesh.security.keys import Credentials
@@ -35,6 +39,8 @@ CALL_MS: Final = 1_000
 """A call waits so much longer for its outcome than a settlement is tried, or than brokers wait."""
 LOOK_AGAIN_MS: Final = 1_000
 """A receive asks again after so long, in case a broker has come since."""
+
+_log = logging.getLogger(__name__)
 
 
 class SimpleConsumer:
@@ -66,6 +72,8 @@ class SimpleConsumer:
             commas or semicolons. By default those of ``client``, or of `mqmesh up`.
         credentials: Path of the file with the client's keys, or ``Credentials``, where security
             is on; by default those of ``client``.
+        namespace: Namespace of all topics and groups, see docs/namespaces.md; by default that of
+            ``client``, else of the environment (MQMESH_NAMESPACE).
         client: Settings of the connection.
         transport: The world; ZeroMQ by default.
         options: Fields of ``SimpleConsumerOptions``, by name.
@@ -80,6 +88,7 @@ class SimpleConsumer:
         *,
         namesrv_addr: NamesrvAddr | None = None,
         credentials: str | Credentials | None = None,
+        namespace: str | None = None,
         client: ClientOptions | None = None,
         transport: Transport | None = None,
         **options: Unpack[SimpleConsumerKeywords],
@@ -90,7 +99,7 @@ class SimpleConsumer:
             raise InvalidArgument("a simple consumer has delivery = message or fifo")
         if self.options.consume_from_where == ConsumeFromWhere.TIMESTAMP:
             raise InvalidArgument("a simple consumer begins at FIRST_OFFSET or LAST_OFFSET")
-        self._client = client_options(client, namesrv_addr, credentials)
+        self._client = client_options(client, namesrv_addr, credentials, namespace)
         self._transport = transport
         self._subscribed: dict[str, MessageSelector] = {}
         self._state = "new"
@@ -120,7 +129,12 @@ class SimpleConsumer:
             self._engine, self._state = self._make_engine(), "new"
         if self._state == "new":
             self._state = "running"
-            self._engine.start()
+            try:
+                self._engine.start()
+            except BaseException:
+                self._state = "new"  # there is nothing to give back
+                self.close()
+                raise
 
     def close(self) -> None:
         """Gives back what is not settled, so that others get it at once; idempotent."""
@@ -311,6 +325,37 @@ class SimpleConsumer:
         check_invisible(invisible_ms)
         self._settle([message], SettleAction.EXTEND, invisible_ms)
 
+    def processing(self, messages: Sequence[StoredMessage]) -> Processing:
+        """Return a block whose outputs are stored when its messages are done::
+
+            with consumer.processing(messages) as out:
+                for message in messages:
+                    out.send(Message("bills", bill(message)))
+
+        Both are stored at once, or neither: docs/exactly-once.md. If the block raises, or its
+        outputs cannot be stored, the messages are refused as by ``nack`` (one message whose block
+        raises ``Reject`` as by ``reject``), and the error goes on.
+
+        Args:
+            messages: As they were received, of one topic and one broker group, to which the outputs
+                go, too.
+
+        Raises:
+            InvalidArgument: There are none.
+            ClientClosed: Before ``start``, or after ``close``.
+        """
+        self._check_running()
+        engine, received = self._engine, list(messages)
+
+        def refuse(error: Exception) -> None:
+            action, reason = refusal_of(received, error)
+            try:
+                self._settle(received, action, reason=reason)
+            except MQMeshError as problem:
+                _log.info("messages that were not processed come again later: %s", problem)
+
+        return Processing(engine.client, received, engine.processed_commits.commit, refuse)
+
     # ---- Helpers ---------------------------------------------------------------------
 
     def _demand(self, max_messages: int, invisible_ms: int | None, wait_ms: int) -> Demand:
@@ -408,6 +453,12 @@ class SimpleConsumer:
         self._check_not_closed()
         if self._state != "running":
             raise ClientClosed("call start() first")
+
+
+def refusal_of(messages: Sequence[StoredMessage], error: Exception) -> tuple[SettleAction, str]:
+    """Return how messages are refused that could not be processed, and the reason."""
+    action = SettleAction.REJECT if is_rejected(messages, error) else SettleAction.NACK
+    return action, failure_text(error)[:MAX_REASON_CHARACTERS]
 
 
 def check_delay(delay_ms: int | None) -> int:

@@ -78,8 +78,8 @@ class MQMeshBroker(MQMeshRegistrator, BrokerUsecase[Delivery, Producer, MQMeshBr
         async def bill(order: Order) -> None: ...
 
     Args:
-        namesrv_addr, credentials, client, transport, hooks: As for ``PushConsumer``, for all of its
-            clients.
+        namesrv_addr, credentials, namespace, client, transport, hooks: As for ``PushConsumer``, for
+            all of its clients.
         producer_group: Of what it sends.
         tracing: Fields of ``TracingOptions`` for all of its clients: ``{"telemetry": "otel"}``.
         options: FastStream's: ``middlewares``, ``routers``, ``dependencies``, ``ack_policy``,
@@ -97,13 +97,14 @@ class MQMeshBroker(MQMeshRegistrator, BrokerUsecase[Delivery, Producer, MQMeshBr
         *,
         producer_group: str = "faststream",
         credentials: str | Credentials | None = None,
+        namespace: str | None = None,
         client: ClientOptions | None = None,
         transport: Transport | None = None,
         hooks: Sequence[Hooks] = (),
         tracing: TracingKeywords | None = None,
         **options: Unpack[BrokerKeywords],
     ) -> None:
-        self._client = client_options(client, namesrv_addr, credentials)
+        self._client = client_options(client, namesrv_addr, credentials, namespace)
         common: dict[str, Any] = {
             "client": self._client,
             "transport": transport,
@@ -189,7 +190,10 @@ class MQMeshBroker(MQMeshRegistrator, BrokerUsecase[Delivery, Producer, MQMeshBr
         client, timeout_ms = self._client, round((timeout or _PING_S) * 1_000)
         try:
             async with AdminClient(
-                client.namesrv_addr, timeout_ms=timeout_ms, credentials=client.credentials
+                client.namesrv_addr,
+                timeout_ms=timeout_ms,
+                credentials=client.credentials,
+                namespace=client.namespace,
             ) as admin:
                 return bool((await admin.cluster()).brokers)
         except MQMeshError:

@@ -45,6 +45,7 @@ class SubscriberSettings(SubscriberUsecaseConfig):
         expression: Filter of messages.
         dead_letter_on: Errors that make a dead letter at once.
         batch: Its function gets lists.
+        exactly_once: What is published meanwhile is stored with the progress of the group.
         options: Of the group's consumer.
     """
 
@@ -53,6 +54,7 @@ class SubscriberSettings(SubscriberUsecaseConfig):
     expression: Wanted
     dead_letter_on: Errors
     batch: bool
+    exactly_once: bool
     options: PushConsumerKeywords
     parser: Callable[[Any], Awaitable[Any]] = field(init=False)
     decoder: Callable[[Any], Awaitable[Any]] = field(init=False)

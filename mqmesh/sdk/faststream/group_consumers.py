@@ -161,6 +161,9 @@ class GroupConsumers:
         for one in subscriptions:
             await self._subscribe(consumer, one)
         await consumer.start()
+        for one in subscriptions:
+            await consumer.check_outputs(*one.outputs)
 
     async def _subscribe(self, consumer: PushConsumer, one: TypedSubscription) -> None:
-        await consumer.subscribe(one.topic, one.expression, listener=one.listener)
+        listener = one.listener_of(consumer)
+        await consumer.subscribe(one.topic, one.expression, listener=listener)

@@ -2,7 +2,8 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, Unpack
+from contextvars import ContextVar
+from typing import Any, Final, Unpack
 
 from fast_depends.library.serializer import SerializerProto
 from faststream import BatchPublishCommand, PublishCommand, PublishType, Response
@@ -15,6 +16,7 @@ from mqmesh.errors import ClientClosed, ClientNotOnline
 from mqmesh.message import Message
 from mqmesh.sdk.aio.producer import Producer
 from mqmesh.sdk.app.message_maker import SendFields, own_fields
+from mqmesh.sdk.consumer.outputs import Outputs
 from mqmesh.sdk.faststream.message import (
     CONTENT_TYPE,
     CORRELATION_ID,
@@ -26,6 +28,11 @@ from mqmesh.sdk.faststream.message import (
 from mqmesh.sdk.producer.send_result import SendResult
 
 _JSON = "application/json"
+outputs: Final[ContextVar[tuple[ProducerProto[Any], Outputs] | None]] = ContextVar(
+    "outputs", default=None
+)
+"""Producer of the broker whose messages are at work, and their outputs, which are stored with the
+progress of their group."""
 _log = logging.getLogger(__name__)
 
 
@@ -185,9 +192,13 @@ class MQMeshProducer(ProducerProto[MQMeshPublishCommand]):
         """Sends a message, or the reply to one.
 
         Returns:
-            Where it is stored; of a reply whether anybody took it.
+            Where it is stored; of a reply whether anybody took it, and True for what is stored
+            later, with the progress of the group whose message is at work.
         """
         (message,) = await self._encoder.messages(cmd)
+        if cmd.request is None and (out := self._outputs()) is not None:
+            self._add(out, [message], cmd)
+            return True
         if cmd.request is None:
             return await self._client.send(
                 message,
@@ -197,9 +208,12 @@ class MQMeshProducer(ProducerProto[MQMeshPublishCommand]):
             )
         return await self._reply(cmd.request, message)
 
-    async def publish_batch(self, cmd: MQMeshPublishCommand) -> SendResult:
-        """Sends messages as one batch to one queue."""
+    async def publish_batch(self, cmd: MQMeshPublishCommand) -> SendResult | bool:
+        """Sends messages as one batch to one queue; returns as ``publish``."""
         messages: Sequence[Message] = await self._encoder.messages(cmd)
+        if (out := self._outputs()) is not None:
+            self._add(out, messages, cmd)
+            return True
         return await self._client.send_batch(
             messages,
             priority=cmd.fields.get("priority"),
@@ -215,6 +229,15 @@ class MQMeshProducer(ProducerProto[MQMeshPublishCommand]):
             message, cmd.timeout_ms, priority=own.get("priority"), ttl_ms=own.get("ttl_ms")
         )
         return Delivery(reply)
+
+    def _outputs(self) -> Outputs | None:
+        """Return where messages are added to; None where another broker's are at work, or none."""
+        found = outputs.get()
+        return found[1] if found is not None and found[0] is self else None
+
+    def _add(self, out: Outputs, messages: Sequence[Message], cmd: MQMeshPublishCommand) -> None:
+        for message in messages:
+            out.send(message, priority=cmd.fields.get("priority"), ttl_ms=cmd.fields.get("ttl_ms"))
 
     @property
     def _client(self) -> Producer:

@@ -14,7 +14,7 @@ from faststream._internal.types import CustomCallable
 from mqmesh.errors import InvalidArgument
 from mqmesh.message import check_consumer_group, check_topic
 from mqmesh.sdk.app.message_maker import SendFields
-from mqmesh.sdk.app.subscriptions import Errors, check_options
+from mqmesh.sdk.app.subscriptions import Errors, check_options, in_order
 from mqmesh.sdk.client.options import make_options
 from mqmesh.sdk.consumer.consumer_options import (
     PullConsumerKeywords,
@@ -86,6 +86,7 @@ class MQMeshRegistrator(Registrator[Delivery, MQMeshBrokerConfig]):
         expression: Wanted = "*",
         dead_letter_on: Errors = (),
         batch: bool = False,
+        exactly_once: bool = False,
         **options: Unpack[SubscriberKeywords],
     ) -> MQMeshSubscriber:
         """Has a function handle the messages of a topic; without one, see ``get_one``.
@@ -99,6 +100,10 @@ class MQMeshRegistrator(Registrator[Delivery, MQMeshBrokerConfig]):
             batch: The function gets a list of what waits in a queue, up to
                 ``consume_message_batch_max_size`` (32) messages, which succeed or fail together.
                 It answers no requests. All subscribers of a group get lists, or none does.
+            exactly_once: What is published while the function works, its result as well, is stored
+                together with the progress of the group: both or neither. It goes to topics of the
+                broker group that was consumed from; replies to requests go at once. The group
+                consumes in order (``consume_orderly``), or one by one (``delivery``).
             options: Of the group's consumer, the same for all topics of a group
                 (``consume_thread_count``, ``consume_orderly`` …); and FastStream's ``ack_policy``,
                 ``no_reply``, ``dependencies``, ``parser``, ``decoder``, ``codec``, ``persistent``,
@@ -111,6 +116,8 @@ class MQMeshRegistrator(Registrator[Delivery, MQMeshBrokerConfig]):
         outer = cast(MQMeshBrokerConfig, self.config)
         own: dict[str, Any] = {name: value for name, value in options.items() if name in _OWN}
         consumer = {name: value for name, value in options.items() if name not in _OWN}
+        if exactly_once:
+            consumer = dict(in_order(cast(PushConsumerKeywords, consumer)))
         if batch:
             consumer.setdefault("consume_message_batch_max_size", _BATCH_MAX_SIZE)
         # A router's prefixes may still grow: the whole name is checked once more at the start.
@@ -126,6 +133,7 @@ class MQMeshRegistrator(Registrator[Delivery, MQMeshBrokerConfig]):
             expression=expression,
             dead_letter_on=dead_letter_on,
             batch=batch,
+            exactly_once=exactly_once,
             options=cast(PushConsumerKeywords, consumer),
             no_reply=own.get("no_reply", False),
             _outer_config=outer,

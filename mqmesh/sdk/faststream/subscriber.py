@@ -1,7 +1,7 @@
 """Subscribers: functions that FastStream calls with the messages of a topic."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Final, cast
 
 from faststream import PublishCommand, StreamMessage
@@ -19,6 +19,7 @@ from faststream.specification.schema import Operation, SubscriberSpec
 
 from mqmesh.errors import ClientClosed
 from mqmesh.message import Message, StoredMessage
+from mqmesh.sdk.aio.consumer import PushConsumer
 from mqmesh.sdk.app.subscriptions import TypedSubscription
 from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
 from mqmesh.sdk.faststream.config import (
@@ -29,10 +30,15 @@ from mqmesh.sdk.faststream.config import (
 )
 from mqmesh.sdk.faststream.group_consumers import Puller
 from mqmesh.sdk.faststream.message import Delivery, MQMeshMessage, dead_letter_on, is_of_body
-from mqmesh.sdk.faststream.publishing import MQMeshPublishCommand
+from mqmesh.sdk.faststream.publisher import MQMeshPublisher
+from mqmesh.sdk.faststream.publishing import MQMeshPublishCommand, outputs
 from mqmesh.sdk.producer.replies import is_request
 
 _ENDS_TASKS: Final = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt)
+
+
+class _NotDone(Exception):
+    """Raised where a handler wants its messages again: what it has published is forgotten."""
 
 
 class ResultPublisher(FakePublisher):
@@ -97,6 +103,8 @@ class MQMeshSubscriber(SubscriberUsecase[Delivery]):
                     self._listen,
                     settings.options,
                     settings.batch,
+                    bind=self._processing if settings.exactly_once else None,
+                    outputs=self._published() if settings.exactly_once else (),
                 )
             )
         elif settings.batch:
@@ -189,6 +197,32 @@ class MQMeshSubscriber(SubscriberUsecase[Delivery]):
         middlewares = [make(delivery, context=context) for make in self._broker_middlewares]
         seen = await process_msg(delivery, middlewares=middlewares, parser=parser, decoder=decoder)
         return cast(MQMeshMessage, seen)
+
+    def _published(self) -> list[str]:
+        """Return the topics of the publishers that decorate its functions."""
+        made = [one for call in self.calls for one in call.handler._publishers]
+        return [one.topic for one in made if isinstance(one, MQMeshPublisher)]
+
+    def _processing(
+        self, consumer: PushConsumer
+    ) -> Callable[[list[StoredMessage]], Awaitable[ConsumeResult]]:
+        """Return the listener that stores what is published with the progress of the group."""
+
+        async def listen(messages: list[StoredMessage]) -> ConsumeResult:
+            try:
+                async with consumer.processing(messages) as out:
+                    token = outputs.set((self._outer_config.producer, out))
+                    try:
+                        result = await self._listen(messages)
+                    finally:
+                        outputs.reset(token)
+                    if result is not ConsumeResult.SUCCESS:
+                        raise _NotDone
+            except _NotDone:
+                return result
+            return result
+
+        return listen
 
     async def _listen(self, messages: list[StoredMessage]) -> ConsumeResult:
         delivery = Delivery(*messages)

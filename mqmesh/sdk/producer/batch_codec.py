@@ -11,6 +11,7 @@ from mqmesh.batch.record_batch import Attributes, batch_parts
 from mqmesh.errors import InvalidArgument, RemoteProtocolError
 from mqmesh.message import Message
 from mqmesh.message_checks import Extras
+from mqmesh.namespaces import prefix_of
 from mqmesh.producer_key import producer_id_of
 from mqmesh.protocol.command import Command
 from mqmesh.protocol.messaging import BatchOutcome, decode_outcomes
@@ -19,7 +20,7 @@ from mqmesh.sdk.client.options import born_host
 from mqmesh.sdk.hooks import HookCalls
 from mqmesh.sdk.producer.lanes import PendingBatch
 from mqmesh.sdk.producer.send_buffer import AT_TIMES
-from mqmesh.sdk.producer.send_result import tell_hooks, tell_trace
+from mqmesh.sdk.producer.send_result import run_after_send, trace_stored
 from mqmesh.sdk.tracing.message_trace import MessageTrace, facts_of
 from mqmesh.sdk.tracing.trace_records import TraceMessageType
 from mqmesh.units import MAX_TIMESTAMP_MS
@@ -36,6 +37,7 @@ class BatchCodec:
         hooks: Called before a batch is encoded, and when it is done.
         trace: Called with some of the stored messages.
         group: The producer's.
+        namespace: Of the client; names in batches have it.
     """
 
     is_half = False
@@ -48,9 +50,11 @@ class BatchCodec:
         hooks: HookCalls | None = None,
         trace: MessageTrace | None = None,
         group: str = "",
+        namespace: str = "",
     ) -> None:
         self.key = key
-        self._group = group
+        self._prefix = prefix_of(namespace)
+        self._group = self._prefix + group
         self._hooks = hooks if hooks is not None and hooks.sees_sends else None
         self._trace = trace
         self.producer_id = producer_id_of(key)
@@ -67,7 +71,10 @@ class BatchCodec:
         """
         try:
             return encode_payload(
-                messages, compress_over_bytes=self._compress_over_bytes, extras=extras
+                messages,
+                compress_over_bytes=self._compress_over_bytes,
+                extras=extras,
+                prefix=self._prefix,
             )
         except Exception as error:
             # Also what messages do that were changed after they were checked.
@@ -84,6 +91,7 @@ class BatchCodec:
                 is_one=is_one,
                 compress_over_bytes=self._compress_over_bytes,
                 with_places=is_one and self._trace is not None,
+                prefix=self._prefix,
             )
         except Exception as error:
             # The way that encodes them one by one finds what is wrong, or has the memory.
@@ -130,7 +138,7 @@ class BatchCodec:
         context = hooks.before_send(batch.messages, batch.queue, now_ms, is_half=self.is_half)
         batch.messages = context.messages.copy()
         with batch.lock:
-            batch.callbacks.insert(0, partial(tell_hooks, hooks, context, batch))
+            batch.callbacks.insert(0, partial(run_after_send, hooks, context, batch))
 
     def _begin_trace(self, trace: MessageTrace, batch: PendingBatch, payload: Payload) -> None:
         first_id = batch.producer_id, batch.first_sequence
@@ -146,13 +154,14 @@ class BatchCodec:
         if self.is_half:
             kind = TraceMessageType.HALF
         with batch.lock:
-            batch.callbacks.append(partial(tell_trace, trace, facts, kind, batch))
+            batch.callbacks.append(partial(trace_stored, trace, facts, kind, batch))
 
     def _parts(self, batch: PendingBatch, payload: Payload) -> tuple[bytes, ...]:
         attributes = 0 if batch.wait_store else int(Attributes.NO_WAIT_STORE)
         meta = None
+        topic = self._prefix + batch.queue.topic
         facts = (
-            batch.queue.topic,
+            topic,
             payload.tag_hashes,
             self._born_host,
             0 if batch.delay == AT_TIMES else batch.delay,
@@ -168,7 +177,7 @@ class BatchCodec:
             meta = ExpiringMeta(*facts, expires_ms=min(expires_ms, MAX_TIMESTAMP_MS))
         return batch_parts(
             payload,
-            topic=batch.queue.topic,
+            topic=topic,
             queue_id=batch.queue.queue_id,
             producer_id=batch.producer_id,
             first_sequence=batch.first_sequence,

@@ -117,7 +117,7 @@ class PendingBatch(msgspec.Struct, eq=False):
                 "is unknown"
             )
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Wakes and calls everybody who waits for the outcome, without the lock."""
         # Programs may hold futures for long; what was sent need not stay with them.
         self.messages, self.payload, self.encoded = [], None, None

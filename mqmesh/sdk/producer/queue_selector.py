@@ -31,3 +31,9 @@ class QueueChoice(TypedDict, total=False):
     arg: Any
     priority: int | None
     ttl_ms: int | None
+
+
+class SendChoice(QueueChoice, total=False):
+    """The same with the time that a send may take."""
+
+    timeout_ms: int | None

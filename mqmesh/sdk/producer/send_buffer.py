@@ -415,7 +415,7 @@ class SendBuffer:
         """Ends a batch with the lock held: its flight, its room, and the wait for its outcome.
 
         Returns:
-            True when it had no result yet; the caller has to ``tell`` it, without the lock.
+            True when it had no result yet; the caller has to ``notify`` it, without the lock.
         """
         is_first = batch.outcome is None and batch.error is None
         if is_first:

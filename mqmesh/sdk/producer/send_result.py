@@ -119,7 +119,7 @@ class SendFuture(msgspec.Struct, frozen=True, eq=False, gc=False):
         on_done(self)
 
 
-def tell_hooks(hooks: HookCalls, context: SendContext, batch: PendingBatch) -> None:
+def run_after_send(hooks: HookCalls, context: SendContext, batch: PendingBatch) -> None:
     """Calls ``after_send`` for a batch that is done.
 
     Args:
@@ -137,7 +137,7 @@ def tell_hooks(hooks: HookCalls, context: SendContext, batch: PendingBatch) -> N
     hooks.after_send(context)
 
 
-def tell_trace(
+def trace_stored(
     trace: MessageTrace,
     facts: Sequence[Facts],
     message_type: TraceMessageType,

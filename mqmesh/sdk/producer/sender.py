@@ -200,7 +200,7 @@ class Sender:
                 posted = self._posted
                 if posted is not None and posted.batch is batch:
                     self.take_posted(known)
-                batch.tell()
+                batch.notify()
             self.schedule()
             raise
         return future
@@ -396,7 +396,9 @@ class Sender:
                     break
             else:
                 ended = self._end(batches, outcomes, latency_ms)
-                return Effects(on_left=ended[0].tell if len(ended) == 1 else partial(_tell, ended))
+                return Effects(
+                    on_left=ended[0].notify if len(ended) == 1 else partial(_notify, ended)
+                )
         return Effects(later=[(0, partial(self._judge_all, broker_name, batches, results))])
 
     def _end(
@@ -405,7 +407,7 @@ class Sender:
         results: Sequence[BatchOutcome | MQMeshError],
         latency_ms: float | None = None,
     ) -> list[PendingBatch]:
-        """End batches and count them; return those that have to be told."""
+        """End batches and count them; return those whose waiters have to be notified."""
         ended, buffer = [], self._buffer
         # All at once, since the lock is dear while many threads send.
         with buffer.lock:
@@ -442,7 +444,7 @@ class Sender:
                 if result is not batch.doubt:
                     batch.doubt.__cause__ = result
                 result = batch.doubt
-        _tell(self._end([batch], [result]))
+        _notify(self._end([batch], [result]))
 
     # ---- The judge; in the client loop ---------------------------------------------------
 
@@ -579,9 +581,9 @@ SEND_METRICS: Final[tuple[Measured[Sender], ...]] = (
 )
 
 
-def _tell(batches: list[PendingBatch]) -> None:
+def _notify(batches: list[PendingBatch]) -> None:
     for batch in batches:
-        batch.tell()
+        batch.notify()
 
 
 def _interrupted(queue: MessageQueue) -> RequestTimeout:

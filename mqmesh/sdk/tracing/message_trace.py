@@ -110,7 +110,7 @@ class MessageTrace(Hooks):
         """
         cost_ms = self._cost(began_ms)
 
-        def make(told: Sequence[Facts]) -> list[Traced]:
+        def make(chosen: Sequence[Facts]) -> list[Traced]:
             host = self._host_of(queue.broker_name)
             shared = TraceRecord(
                 TraceKind.PUB,
@@ -125,7 +125,7 @@ class MessageTrace(Hooks):
                 offset_id=f"{host}#{commitlog_offset:X}#",
                 success=success,
             )
-            return _pub_records(shared, first_id, told)
+            return _pub_records(shared, first_id, chosen)
 
         self._dispatcher.add(facts, make)
 
@@ -142,7 +142,7 @@ class MessageTrace(Hooks):
         batch.state[self] = request_id, delivered
         began_ms, group = batch.began_ms, batch.group
 
-        def make(told: Sequence[_Delivered]) -> list[Traced]:
+        def make(chosen: Sequence[_Delivered]) -> list[Traced]:
             text = sub_before_format(
                 TraceRecord(
                     TraceKind.SUB_BEFORE,
@@ -153,7 +153,7 @@ class MessageTrace(Hooks):
                     request_id=request_id,
                 )
             )
-            return [(text % (one, again, _joined(keys)), one, keys) for one, keys, again in told]
+            return [(text % (one, again, _joined(keys)), one, keys) for one, keys, again in chosen]
 
         self._dispatcher.add(delivered, make)
 
@@ -167,7 +167,7 @@ class MessageTrace(Hooks):
         ended_ms, group, success = batch.began_ms + cost_ms, batch.group, not batch.again
         context_code = self._context_code(batch, cost_ms)
 
-        def make(told: Sequence[_Delivered]) -> list[Traced]:
+        def make(chosen: Sequence[_Delivered]) -> list[Traced]:
             text = sub_after_format(
                 TraceRecord(
                     TraceKind.SUB_AFTER,
@@ -181,7 +181,7 @@ class MessageTrace(Hooks):
                     context_code=context_code,
                 )
             )
-            return [(text % (one, _joined(keys)), one, keys) for one, keys, _ in told]
+            return [(text % (one, _joined(keys)), one, keys) for one, keys, _ in chosen]
 
         self._dispatcher.add(delivered, make)
 

@@ -217,7 +217,7 @@ class Otel(Telemetry):
                 span.set_status(StatusCode.ERROR, "the listener wants it again")
                 span.set_attributes(failed)
             labels = {**labels, **failed}
-            self._tell_failure(span, batch)
+            self._note_failure(span, batch)
         self._process_durations.record((self.clock.monotonic_ns() - began_ns) / 1e9, labels)
         span.end()
 
@@ -282,7 +282,7 @@ class Otel(Telemetry):
             attributes.update(_server(self._address_of(queue.broker_name)))
         return attributes
 
-    def _tell_failure(self, span: Span, batch: ConsumeContext) -> None:
+    def _note_failure(self, span: Span, batch: ConsumeContext) -> None:
         times = max(one.reconsume_times for one in batch.messages)
         rejected = isinstance(batch.error, Reject) and len(batch.messages) == 1
         is_dead = self._most_retries is not None and (rejected or times >= self._most_retries)

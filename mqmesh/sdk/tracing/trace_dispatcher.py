@@ -9,7 +9,7 @@ from mqmesh.errors import MQMeshError
 from mqmesh.message import MAX_KEYS, Message
 from mqmesh.metrics import Measured, counter
 from mqmesh.sdk.client.at_exit import close_at_exit, closed
-from mqmesh.sdk.client.forks import tell_of_forks
+from mqmesh.sdk.client.forks import call_in_forks
 from mqmesh.transport.interface import Condition, LoopThread, Transport
 
 MAX_WAITING: Final = 4_096
@@ -79,7 +79,7 @@ class TraceDispatcher:
         self._told = False
         self.sent = 0
         self.dropped = 0
-        tell_of_forks(self._forked)
+        call_in_forks(self._forked)
 
     def start(self, transport: Transport, *, at_exit: bool) -> None:
         """Takes records from now on; also once more after ``close``.

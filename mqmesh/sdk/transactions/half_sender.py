@@ -25,7 +25,7 @@ class HalfCodec(BatchCodec):
         return half_parts(
             payload,
             producer_group=self._group,
-            real_topic=batch.queue.topic,
+            real_topic=self._prefix + batch.queue.topic,
             real_queue_id=batch.queue.queue_id,
             has_immunity=have_immunity(batch.messages),
             producer_id=batch.producer_id,

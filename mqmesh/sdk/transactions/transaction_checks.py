@@ -58,8 +58,10 @@ class CheckService:
         pool: ListenerPool,
         clock: Clock,
         hooks: HookCalls | None = None,
+        namespace: str = "",
     ) -> None:
         self._group = group
+        self._namespace = namespace
         self._check = check
         self._ends = ends
         self._pool = pool
@@ -87,7 +89,9 @@ class CheckService:
     def _open(self, broker_name: str, question: CheckTransactionState, batch: memoryview) -> None:
         try:
             header = check_batch(batch)
-            messages = decode_messages(batch, header, broker_name=broker_name)
+            messages = decode_messages(
+                batch, header, broker_name=broker_name, namespace=self._namespace
+            )
         except MQMeshError as error:
             _log.error("a half message that broker %s asks about: %s", broker_name, error)
             return
@@ -127,14 +131,14 @@ class CheckService:
         if decision is None:
             return  # the broker asks again
         deadline_ms = self._clock.monotonic_ms() + ANSWER_TIMEOUT_MS
-        tell = hooked_end(self._hooks, message, decision, self._clock, from_check=True)
+        run_hooks = hooked_end(self._hooks, message, decision, self._clock, from_check=True)
         self._ends.add(
-            place, ordinal, decision, deadline_ms, partial(_answered, message.message_id, tell)
+            place, ordinal, decision, deadline_ms, partial(_answered, message.message_id, run_hooks)
         )
 
 
-def _answered(message_id: str, tell: OnEnded, outcome: EndOutcome | MQMeshError) -> None:
-    tell(outcome)
+def _answered(message_id: str, run_hooks: OnEnded, outcome: EndOutcome | MQMeshError) -> None:
+    run_hooks(outcome)
     if isinstance(outcome, MQMeshError):
         _log.warning("the outcome of message %s could not be sent: %s", message_id, outcome)
     elif outcome is EndOutcome.DECIDED_OTHERWISE:

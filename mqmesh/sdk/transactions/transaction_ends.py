@@ -111,7 +111,7 @@ class Ends:
             now_ms = self._clock.monotonic_ms()
             left_ms = max(item.deadline_ms for _, items, _ in runs for item in items) - now_ms
             if left_ms <= 0:
-                _tell_all(runs, RequestTimeout("the broker did not answer in time"))
+                _end_all(runs, RequestTimeout("the broker did not answer in time"))
                 continue
             for _, items, _ in runs:
                 for item in items:
@@ -140,7 +140,7 @@ class Ends:
             if not groups:
                 self._waiting.pop(broker_name, None)
         for item in late:
-            _tell(item, gone)
+            _end_item(item, gone)
 
     def close(self, error: MQMeshError) -> None:
         """Ends everything that waits, and takes nothing any more."""
@@ -150,7 +150,7 @@ class Ends:
         for groups in waiting.values():
             for items in groups.values():
                 for item in items:
-                    _tell(item, error)
+                    _end_item(item, error)
 
     def _put(self, place: HalfPlace, decision: Decision, items: list[_Item]) -> None:
         with self._lock:
@@ -190,7 +190,7 @@ class Ends:
                 busy.append(run)
             elif response.status and outcome is EndOutcome.ENDED:
                 for item in items:
-                    _tell(item, _not_safe(response.status))
+                    _end_item(item, _not_safe(response.status))
             elif outcome > EndOutcome.ENDED_BEFORE and len(items) > 1:
                 # One of them is different: each for itself.
                 for item in items:
@@ -199,7 +199,7 @@ class Ends:
             else:
                 for item in items:
                     in_doubt = outcome is EndOutcome.NOT_PENDING and item.tries > 1
-                    _tell(item, _doubt() if in_doubt else outcome)
+                    _end_item(item, _doubt() if in_doubt else outcome)
         if not busy:
             return None
         busy_error = EndpointUnreachable("the broker is still writing it")
@@ -213,7 +213,7 @@ class Ends:
                 if error.retriable and item.deadline_ms > now_ms:
                     left.append(item)
                 else:
-                    _tell(item, error)
+                    _end_item(item, error)
             if left:
                 self._put(place, Decision(end.decision), left)
         return Effects(pause=(broker_name, PAUSE_MS))
@@ -287,7 +287,7 @@ def hooked_end(
     return partial(hooks.after_transaction, context)
 
 
-def _tell(item: _Item, outcome: EndOutcome | MQMeshError) -> None:
+def _end_item(item: _Item, outcome: EndOutcome | MQMeshError) -> None:
     try:
         item.on_ended(outcome)
     except Exception:
@@ -295,10 +295,10 @@ def _tell(item: _Item, outcome: EndOutcome | MQMeshError) -> None:
         _log.error("a callback of a transaction failed", exc_info=error_to_log())
 
 
-def _tell_all(runs: list[_Run], error: MQMeshError) -> None:
+def _end_all(runs: list[_Run], error: MQMeshError) -> None:
     for _, items, _ in runs:
         for item in items:
-            _tell(item, error)
+            _end_item(item, error)
 
 
 def _make_runs(place: HalfPlace, decision: Decision, items: list[_Item]) -> list[_Run]:

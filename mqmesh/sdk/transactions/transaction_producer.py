@@ -75,7 +75,7 @@ class TransactionProducer(Producer):
     Args:
         group: Producer group; its members share the transactions.
         listener: Runs and checks local transactions.
-        namesrv_addr, credentials, client, transport, hooks: As for ``Producer``.
+        namesrv_addr, credentials, namespace, client, transport, hooks: As for ``Producer``.
         options: Fields of ``TransactionOptions``, by name.
 
     Raises:
@@ -91,6 +91,7 @@ class TransactionProducer(Producer):
         *,
         namesrv_addr: NamesrvAddr | None = None,
         credentials: str | Credentials | None = None,
+        namespace: str | None = None,
         client: ClientOptions | None = None,
         transport: Transport | None = None,
         hooks: Sequence[Hooks] = (),
@@ -106,6 +107,7 @@ class TransactionProducer(Producer):
             group,
             namesrv_addr=namesrv_addr,
             credentials=credentials,
+            namespace=namespace,
             client=client,
             transport=transport,
             hooks=hooks,
@@ -122,6 +124,7 @@ class TransactionProducer(Producer):
             self._hooks,
             self._tracing.message_trace,
             self.group,
+            self._engine.namespace,
         )
         self._halves = HalfSender(self._engine, one, codec)
         self._ends = EndSender(self._engine, self.group)
@@ -134,6 +137,7 @@ class TransactionProducer(Producer):
             self._checkers,
             self._engine.loop.clock,
             self._hooks,
+            self._engine.namespace,
         )
         self._commands[RequestCode.CHECK_TRANSACTION_STATE] = self._checks.on_question
         transport = self._engine.transport
@@ -326,9 +330,9 @@ class TransactionProducer(Producer):
         timeout_ms: int,
     ) -> EndOutcome | MQMeshError:
         """Sends a decision and waits for its outcome; for ``Transaction``."""
-        tell = hooked_end(self._hooks, message, decision, self._engine.loop.clock)
+        run_hooks = hooked_end(self._hooks, message, decision, self._engine.loop.clock)
         outcome = self._end_and_wait(place, ordinal, decision, timeout_ms)
-        tell(outcome)
+        run_hooks(outcome)
         return outcome
 
     def _end_and_wait(
@@ -417,12 +421,12 @@ class TransactionProducer(Producer):
             self._end(future, sent, decision)
 
     def _end(self, future: TransactionFuture, sent: SendFuture, decision: Decision) -> None:
-        tell: OnEnded = no_hooks
+        run_hooks: OnEnded = no_hooks
         if self._hooks is not None:
             assert future.sent is not None
             message = local_message(future.message, future.sent, self.group)
-            tell = hooked_end(self._hooks, message, decision, self._engine.loop.clock)
-        ended = partial(self._ended_async, future, decision, tell)
+            run_hooks = hooked_end(self._hooks, message, decision, self._engine.loop.clock)
+        ended = partial(self._ended_async, future, decision, run_hooks)
         try:
             self._ends.add(
                 place_of(sent, self._halves.key),
@@ -438,10 +442,10 @@ class TransactionProducer(Producer):
         self,
         future: TransactionFuture,
         decision: Decision,
-        tell: OnEnded,
+        run_hooks: OnEnded,
         outcome: EndOutcome | MQMeshError,
     ) -> None:
-        tell(outcome)
+        run_hooks(outcome)
         result = future.sent
         assert result is not None
         if outcome is EndOutcome.ENDED:

@@ -71,7 +71,8 @@ class Cleaner:
         gate: Refuses writes while there is too little.
         age_clock: For the ages of files.
         keep_from: Nothing at or behind these commit-log offsets goes, by the holder's name.
-        wish: What would go but for that ends at this commit-log offset; 0 if nothing would.
+        retention_offset: Without ``keep_from`` the log would be deleted up to this commit-log
+            offset; 0 if nothing would.
         oldest_timestamp: When the first record of the log was written, wall clock in ms; 0 if that
             is not known.
         deleted_segments: Removed so far.
@@ -130,7 +131,7 @@ class Cleaner:
         self.space: Space | None = None
         self.gate = WriteGate(config.disk_space_warning_level_ratio)
         self.keep_from: dict[str, int] = {}
-        self.wish = 0
+        self.retention_offset = 0
         self.oldest_timestamp = 0
         self._oldest_at = -1
         self.deleted_segments = 0
@@ -208,7 +209,7 @@ class Cleaner:
         return report
 
     def _why_nothing(self) -> str:
-        if self.wish:
+        if self.retention_offset:
             holder = min(self.keep_from, key=self.keep_from.__getitem__)
             return f"{holder} needs the segments that would go"
         hours = self.config.file_reserved_time
@@ -301,10 +302,10 @@ class Cleaner:
         if self.keep_from:
             keep_from = min(self.keep_from.values())
             count = sum(segment.end <= keep_from for segment in sealed[:count])
-        before, self.wish = self.wish, 0
+        before, self.retention_offset = self.retention_offset, 0
         if count < verdict.count:
-            self.wish = sealed[verdict.count - 1].end
-            if self.wish != before:
+            self.retention_offset = sealed[verdict.count - 1].end
+            if self.retention_offset != before:
                 log.warning(
                     "%d log segments stay until %s has written anew what it needs of them: %s",
                     verdict.count - count,

@@ -48,6 +48,10 @@ class DamageList:
         """All of them, ascending."""
         return [self._ranges[start] for start in sorted(self._ranges)]
 
+    def begins_at(self, commitlog_offset: int) -> bool:
+        """Return True if a known range begins there."""
+        return commitlog_offset in self._ranges
+
     def add(self, start: int, end: int, reason: str, now_ms: int) -> None:
         """Notes and reports a range; one that is known is left as it is."""
         known = self._ranges.get(start)

@@ -103,7 +103,8 @@ class LogRepair:
                 f"the segment of offset {chunk.start} ends at {chunk.segment_end} there, and at "
                 f"{segment.end} here"
             )
-        records = records_of(chunk, self._log.check, epoch=0)
+        # Of a group that lost a record all others are there.
+        records = records_of(chunk, self._log.check, epoch=0, whole_groups=False)
         if not records:
             raise CorruptRecord(f"who was asked for the record at {chunk.start} gave none")
         self._write(segment, chunk)
@@ -127,7 +128,13 @@ class LogRepair:
         def beyond(position: int, epoch: int) -> int:
             return scanner.resync(position, self._end, epoch=epoch) or self._end
 
-        for found in scanner.walk(self._position, epoch=self._epoch, beyond=beyond, stop=stop):
+        for found in scanner.walk(
+            self._position,
+            epoch=self._epoch,
+            beyond=beyond,
+            stop=stop,
+            is_lost=self._damage.begins_at,
+        ):
             self._position = found.end
             if isinstance(found, Damaged):
                 self._damage.add(found.start, found.end, found.reason, self._clock.wall_ms())

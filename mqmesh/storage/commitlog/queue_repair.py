@@ -103,6 +103,10 @@ class QueueRepairs:
             clock=self._clock,
         )
 
+    def is_under_way(self, queue: ConsumeQueue) -> bool:
+        """Return whether a queue is, or will be, compared with the log."""
+        return queue in self._waiting
+
     def step(self) -> bool:
         """Does a step of some milliseconds; True if there is more."""
         if not self._waiting:
@@ -211,7 +215,13 @@ class QueueRepair:
         self._expected = max(self._expected, self._queue.first)
         start = max(self._position, self._segments.first.start)
         stop = min(start + SLICE_BYTES, self._end)
-        for found in self._scanner.walk(start, epoch=self._epoch, beyond=self._beyond, stop=stop):
+        for found in self._scanner.walk(
+            start,
+            epoch=self._epoch,
+            beyond=self._beyond,
+            stop=stop,
+            is_lost=self._damage.begins_at,
+        ):
             self._position = found.end
             if isinstance(found, Damaged):
                 self._damage.add(found.start, found.end, found.reason, self._clock.wall_ms())

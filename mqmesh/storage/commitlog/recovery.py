@@ -2,10 +2,12 @@
 
 The log is read from where the queue table ends. Before the synced mark a record
 that fails its checks is damage: it is passed over and reported, and what stands
-behind it is kept. Behind the mark it is a torn tail: the log ends there, and the
-tail is cut durably. Only if the system has not restarted, so that no page was
-lost, a bad record with good ones behind it is damage there too. Opening a store
-that was closed in order is the same, only that there is nothing to read.
+behind it is kept. Behind the mark it is a torn tail: the log ends there, or at the
+marker of the group that it is in, and the tail is cut durably. Only if the system has
+not restarted, so that no page was lost, a bad record with good ones behind it, and
+behind its group, is damage there too. Without a checkpoint nobody knows which of that it is: then
+nothing counts of a group of the last segments that is not whole. Opening a store that was closed in
+order is the same, only that there is nothing to read.
 
 First, what the page cache shows behind the synced mark is compared with the disk, which does
 not have it after a failed sync; a segment that differs is copied into a new file.
@@ -33,6 +35,7 @@ from mqmesh.storage.commitlog.shortening import shorten
 from mqmesh.storage.files.open_files import OpenFiles
 from mqmesh.storage.interface import OnProgress, RecoveryProgress
 from mqmesh.storage.log.epochs import EpochTable
+from mqmesh.storage.log.record import RecordGroup, begins_group
 from mqmesh.storage.log.scan import EVERYTHING, Damaged, LogScanner
 from mqmesh.storage.log.segments import Segments
 from mqmesh.storage.log.store_key import StoreKey
@@ -131,7 +134,7 @@ class LogRecovery:
             key=key,
             store_id=None if checkpoint is None else checkpoint.store_id,
             # A search through damage may be long, and the process may be asked to stop.
-            on_piece=lambda offset: self._tell("searching the log", offset, offset),
+            on_piece=lambda offset: self._report("searching the log", offset, offset),
         )
         self._applier = LogApplier(
             queues, states, epochs, damage, clock=clock, remove=shutil.rmtree
@@ -164,7 +167,7 @@ class LogRecovery:
             rewrite(
                 self._segments,
                 self._first_doubtful(),
-                lambda offset: self._tell("comparing the log with the disk", offset, offset),
+                lambda offset: self._report("comparing the log with the disk", offset, offset),
             )
             end = self._rebuild(table)
             torn_bytes = self._cut_torn_tail(end)
@@ -283,16 +286,22 @@ class LogRecovery:
         """Reads the log up to an offset for nothing but its epochs."""
         log.warning("the log is read from its beginning, since its epochs are not known")
         for found in self._scanner.walk(
-            self._segments.first.start, epoch=0, beyond=self._beyond_damage, stop=stop
+            self._segments.first.start,
+            epoch=0,
+            beyond=self._beyond_damage,
+            stop=stop,
+            is_lost=self._is_lost,
         ):
             if not isinstance(found, Damaged) and found.epoch > self._epochs.newest:
                 self._epochs.learn(found.epoch, found.start)
 
     def _scan(self, start: int) -> int:
         """Reads and applies records; returns where the log ends."""
-        position = reported_at = saved = start
+        position = reported_at = saved = group_end = start
         total = max(0, self._last_byte() - start)
-        walk = self._scanner.walk(start, epoch=self._epoch, beyond=self._beyond_damage)
+        walk = self._scanner.walk(
+            start, epoch=self._epoch, beyond=self._beyond_damage, is_lost=self._is_lost
+        )
         for number, found in enumerate(walk, 1):
             position = found.end
             if isinstance(found, Damaged):
@@ -300,6 +309,8 @@ class LogRecovery:
                 self._applier.is_complete = False
                 self._damage.add(found.start, found.end, found.reason, self._clock.wall_ms())
                 continue
+            if begins_group(found):
+                group_end = RecordGroup(found).end
             self._epoch = found.epoch
             self._applier.apply(found)
             self._applier.make_room()
@@ -308,14 +319,16 @@ class LogRecovery:
                 or number % PROGRESS_EVERY_RECORDS == 0
             ):
                 reported_at = position
-                self._tell("reading the log", position - start, total)
-            if position - saved >= SAVE_EVERY_BYTES and self._applier.rewritten is None:
+                self._report("reading the log", position - start, total)
+            # Not inside of a group: who goes on there would take what is left of it.
+            may_save = position >= group_end and self._applier.rewritten is None
+            if position - saved >= SAVE_EVERY_BYTES and may_save:
                 saved = position
                 self._damage.save()
                 self._save_progress(position, self._epoch)
         self._read_bytes += position - start
         if position > start:
-            self._tell("the end of the log is found", position - start, position - start)
+            self._report("the end of the log is found", position - start, position - start)
         return position
 
     def _last_byte(self) -> int:
@@ -323,7 +336,7 @@ class LogRecovery:
         synced = self._checkpoint.synced_through if self._checkpoint else 0
         return max(synced, last.start if len(self._segments) > 1 else last.end)
 
-    def _tell(self, step: str, done: int, total: int) -> None:
+    def _report(self, step: str, done: int, total: int) -> None:
         self._on_progress(RecoveryProgress(step, done, max(done, total)))
 
     def _beyond_damage(self, position: int, epoch: int) -> int | None:
@@ -337,6 +350,11 @@ class LogRecovery:
             # tears nothing but its last write. What has good records behind it is damaged.
             return self._scanner.resync(position, EVERYTHING, epoch=epoch)
         return None
+
+    def _is_lost(self, start: int) -> bool:
+        """Return True for a group that is not whole and that the system may have died in."""
+        is_doubtful = self._checkpoint is None and start >= self._first_doubtful()
+        return is_doubtful or self._damage.begins_at(start)
 
     def _first_doubtful(self) -> int:
         """Return the commit-log offset behind which the page cache may differ from the disk."""

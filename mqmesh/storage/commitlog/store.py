@@ -73,6 +73,7 @@ from mqmesh.storage.log.flush import Flusher
 from mqmesh.storage.queues.consume_queue import ConsumeQueue
 from mqmesh.storage.queues.consume_queues import ConsumeQueues
 from mqmesh.storage.queues.placement import Placed, Placement
+from mqmesh.storage.queues.producer_states import StoredBatch
 from mqmesh.storage.queues.queue_minimum import first_at_or_behind
 from mqmesh.units import CommitLogOffset, QueueOffset, TimestampMs
 
@@ -130,7 +131,7 @@ class CommitLogStore(MessageStore):
             parts.states,
             parts.queues.find_or_add,
             store_id=parts.commitlog.store_id,
-            max_batch_bytes=self._config.max_batch_bytes,
+            config=self._config,
             store_check=parts.commitlog.key.batch_check,
         )
         self._applier = LogApplier(
@@ -287,6 +288,11 @@ class CommitLogStore(MessageStore):
         where = f"offset {queue_offset} of queue {queue.queue_id} of {queue.topic!r}"
         return CorruptRecord(f"{where} is damaged: {reason}")
 
+    def is_repairing(self, topic: str, queue_id: int) -> bool:
+        """Implement ``MessageStore.is_repairing``."""
+        queue = self._queues.find(topic, queue_id)
+        return queue is not None and self._repairs.is_under_way(queue)
+
     def queue_bounds(self, topic: str, queue_id: int) -> tuple[QueueOffset, QueueOffset]:
         """Implement ``MessageStore.queue_bounds``."""
         self._check_open()
@@ -324,6 +330,11 @@ class CommitLogStore(MessageStore):
             raise CorruptRecord(f"no good batch begins at {commitlog_offset}: {error}") from error
         return data
 
+    def producer_window(self, topic: str, queue_id: int, producer_id: int) -> list[StoredBatch]:
+        """Implement ``MessageStore.producer_window``."""
+        self._check_open()
+        return self._parts.states.window((topic, queue_id, producer_id))
+
     def queues(self, topic: str) -> list[int]:
         """Implement ``MessageStore.queues``."""
         self._check_open()
@@ -347,7 +358,7 @@ class CommitLogStore(MessageStore):
         append = self._log.begin(self._parts.clock.wall_ms())
         deleted_at = append.mark(ControlKind.TOPIC_DELETED, topic.encode())
         append.write()
-        self._tell_flusher()
+        self._notify_flusher()
         self._applier.delete_topic(topic, deleted_at)
 
     def _remove_later(self, directory: str) -> None:
@@ -387,7 +398,7 @@ class CommitLogStore(MessageStore):
 
     def retention_wish(self) -> CommitLogOffset:
         """Implement ``MessageStore.retention_wish``."""
-        return CommitLogOffset(self._cleaner.wish)
+        return CommitLogOffset(self._cleaner.retention_offset)
 
     def take_forced_moves(self) -> list[QueueMove]:
         """Implement ``MessageStore.take_forced_moves``."""
@@ -403,16 +414,19 @@ class CommitLogStore(MessageStore):
         *,
         max_bytes: int,
         stop: CommitLogOffset | None = None,
+        whole_groups: bool = True,
     ) -> LogChunk:
         """Implement ``ReplicableLog.read_raw``."""
         self._check_open()
-        return self._log.read_raw(start, max_bytes, self._log.end if stop is None else stop)
+        stop = CommitLogOffset(self._log.end) if stop is None else stop
+        return self._log.read_raw(start, max_bytes, stop, whole_groups=whole_groups)
 
     def append_raw(self, chunk: LogChunk) -> None:
         """Implement ``ReplicableLog.append_raw``."""
         if self._closed or self._failure is not None or self._flusher.error is not None:
             self._check_writable()
-        if self._cleaner.gate.refusal is not None:
+        if self._cleaner.gate.refusal is not None and not self._cleaner.retention_offset:
+            # While retention waits for somebody, it is for more of the log: that makes room.
             self._cleaner.gate.check()
         if self._queues.unwritten_bytes >= self._queues.most_unwritten_bytes:
             self._applier.make_room()
@@ -420,7 +434,7 @@ class CommitLogStore(MessageStore):
         if not records:
             return
         self._log.append_raw(chunk)
-        self._tell_flusher()
+        self._notify_flusher()
         try:
             for record in records:
                 self._applier.apply(record)
@@ -436,6 +450,7 @@ class CommitLogStore(MessageStore):
         if end_offset == self._log.end:
             return
         self._log.read_raw(end_offset, 0, self._log.end)
+        end_offset = CommitLogOffset(self._log.group_start(end_offset))
         keep_cut(
             self._parts.directory / CUT_FILES,
             self._log.read_some,
@@ -462,7 +477,7 @@ class CommitLogStore(MessageStore):
         self._check_writable()
         self._log.begin_epoch(epoch, note)
         self._log.begin(self._parts.clock.wall_ms()).write()
-        self._tell_flusher()
+        self._notify_flusher()
 
     def epochs(self) -> Sequence[EpochStart]:
         """Implement ``ReplicableLog.epochs``."""
@@ -609,7 +624,7 @@ class CommitLogStore(MessageStore):
     def _durable(self) -> int:
         return self._flusher.durable_offset
 
-    def _tell_flusher(self) -> None:
+    def _notify_flusher(self) -> None:
         flusher, commitlog = self._flusher, self._log
         if flusher.durable_offset >= commitlog.retire_at:
             commitlog.retire(flusher.durable_offset)

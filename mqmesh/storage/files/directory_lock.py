@@ -1,10 +1,16 @@
-"""A lock on a directory itself: it needs no file in it, so no removed file undoes it."""
+"""Locks between processes: on a directory itself, which no removed file undoes, and on a file."""
 
 import errno
 import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
+
+from mqmesh.errors import StoreLocked
+from mqmesh.private_files import open_private
+from mqmesh.storage.files.atomic_file import storage_error
 
 _NOT_FOR_DIRECTORIES: Final = frozenset(
     {errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
@@ -58,3 +64,31 @@ def is_same(fd: int, path: Path) -> bool:
     except OSError:
         return False
     return os.path.samestat(found, os.fstat(fd))
+
+
+@contextmanager
+def hold_file(path: Path, *, wait: bool = True) -> Iterator[None]:
+    """Hold a file that no other process holds; for moments only.
+
+    Args:
+        path: The file, which is made if it is missing.
+        wait: Wait for a process that holds it; not in a loop that serves others.
+
+    Raises:
+        StoreLocked: Another process holds it, and ``wait`` is False.
+        StorageError: It cannot be opened or locked.
+    """
+    try:
+        descriptor = open_private(str(path), os.O_RDWR | os.O_CREAT)
+    except OSError as error:
+        raise storage_error(error, f"{path} cannot be opened") from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise StoreLocked(f"another process holds {path}") from error
+        except OSError as error:
+            raise storage_error(error, f"{path} cannot be locked") from error
+        yield
+    finally:
+        os.close(descriptor)

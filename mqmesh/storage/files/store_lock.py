@@ -83,8 +83,8 @@ class StoreLock:
     def _locked(self, directory: Path) -> StoreLocked:
         holder = b"" if self._fd is None else os.pread(self._fd, 32, 0)
         self._close()
-        who = holder.decode("ascii", "replace").strip() or "unknown"
-        return StoreLocked(f"the store {directory} is open in another process (pid {who})")
+        pid = holder.decode("ascii", "replace").strip() or "unknown"
+        return StoreLocked(f"the store {directory} is open in another process (pid {pid})")
 
     def _close(self) -> None:
         if self._fd is not None:

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 CLOSE_BYTES: Final = 16 * MIB
 """Lag of the index below which other work gets its turn, too."""
-HURRY_MS: Final = 1_000
+CATCH_UP_MS: Final = 1_000
 """The log counts as growing fast for so long after the index trailed it by more than a step."""
 SMALL_STEPS: Final = 8
 """A step that is smaller than usual by this factor is hashed at once even then."""
@@ -131,7 +131,7 @@ class Dispatcher:
         self._started = False
         self._work: _Work | None = None
         self._moved_ms = 0
-        self._hurried_ms = -HURRY_MS
+        self._hurried_ms = -CATCH_UP_MS
         self._other_due_ms = 0
         self._did_other = False
         self._is_oldest_turn = False
@@ -318,7 +318,7 @@ class Dispatcher:
         lag = self.lag_bytes
         if lag > self._step_bytes:
             self._hurried_ms = now_ms
-        is_hurried = now_ms - self._hurried_ms < HURRY_MS
+        is_hurried = now_ms - self._hurried_ms < CATCH_UP_MS
         # Turn and turn about while there is both.
         is_turn = not lag or (lag < CLOSE_BYTES and not self._did_other)
         self._did_other = self._at_rest = False

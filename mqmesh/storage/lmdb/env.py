@@ -150,6 +150,18 @@ class LmdbEnv:
         except lmdb.Error as error:
             raise self._error(error, "cannot be read") from error
 
+    def get_many(self, keys: Iterable[bytes]) -> list[bytes | None]:
+        """Return the value of each key, None if there is none, all of one moment.
+
+        Raises:
+            CorruptRecord, StorageError: They cannot be read.
+        """
+        try:
+            with self._env.begin() as transaction:
+                return [transaction.get(key) for key in keys]
+        except lmdb.Error as error:
+            raise self._error(error, "cannot be read") from error
+
     def at_or_before(self, key: bytes) -> Pair | None:
         """Return the pair with the last key that is not behind a given one, None if there is none.
 

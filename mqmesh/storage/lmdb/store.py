@@ -50,6 +50,7 @@ from mqmesh.storage.lmdb.reading import entry_at, read_batches
 from mqmesh.storage.log.control_record import ControlKind, encode_control_record
 from mqmesh.storage.log.flush import Flusher
 from mqmesh.storage.queues.placement import InARow, Placed, Placement
+from mqmesh.storage.queues.producer_states import StoredBatch
 from mqmesh.units import CommitLogOffset, QueueOffset, TimestampMs
 
 log = logging.getLogger(__name__)
@@ -169,7 +170,7 @@ class LmdbStore(MessageStore):
             self._states,
             draft.queue,
             store_id=head.store_id,
-            max_batch_bytes=self._config.max_batch_bytes,
+            config=self._config,
         )
         placed: list[Placed[Queue]] = []
         try:
@@ -354,6 +355,11 @@ class LmdbStore(MessageStore):
         if header.commitlog_offset != commitlog_offset or header.store_id != store_id:
             raise CorruptRecord(f"the batch at {commitlog_offset} belongs somewhere else")
         return data
+
+    def producer_window(self, topic: str, queue_id: int, producer_id: int) -> list[StoredBatch]:
+        """Implement ``MessageStore.producer_window``."""
+        self._check_open()
+        return self._states.window((topic, queue_id, producer_id))
 
     def queues(self, topic: str) -> list[int]:
         """Implement ``MessageStore.queues``."""

@@ -23,17 +23,20 @@ from mqmesh.errors import CorruptRecord, OffsetOutOfRange, StorageError
 from mqmesh.log_identity import MAX_EPOCH
 from mqmesh.storage.files.atomic_file import storage_error
 from mqmesh.storage.files.open_files import OpenFiles
-from mqmesh.storage.interface import LogChunk
+from mqmesh.storage.interface import MAX_GROUP_BYTES, LogChunk
 from mqmesh.storage.log.control_record import (
     CONTROL_RECORD_SIZE,
+    GROUP_DATA,
+    GROUP_MARKER_SIZE,
     ControlKind,
     encode_control_record,
+    group_markers,
 )
 from mqmesh.storage.log.epochs import EpochTable
 from mqmesh.storage.log.maps import LogMaps
 from mqmesh.storage.log.page_window import PageWindow
 from mqmesh.storage.log.raw import chunk_of, records_of
-from mqmesh.storage.log.record import Record, RecordCheck
+from mqmesh.storage.log.record import Record, RecordCheck, RecordGroup
 from mqmesh.storage.log.room import LogRoom
 from mqmesh.storage.log.segments import Segment, Segments
 from mqmesh.storage.log.store_key import StoreKey
@@ -364,7 +367,9 @@ class CommitLog:
         if end > self._ask_from:
             self.prepare_ahead()
 
-    def read_raw(self, start: int, max_bytes: int, stop: int) -> LogChunk:
+    def read_raw(
+        self, start: int, max_bytes: int, stop: int, *, whole_groups: bool = True
+    ) -> LogChunk:
         """Reads whole records; as ``ReplicableLog.read_raw``."""
         if not self.start <= start <= stop <= self.end:
             raise OffsetOutOfRange(f"{start} to {stop} is not between {self.start} and {self.end}")
@@ -378,12 +383,43 @@ class CommitLog:
         wanted = min(max(max_bytes, HEADER_SIZE), most)
         while True:
             data = self.view(start, wanted) if wanted else b""
-            found = chunk_of(data, start, segment_end=segment_end, check=self.check)
+            found = chunk_of(
+                data,
+                start,
+                segment_end=segment_end,
+                check=self.check,
+                whole_groups=whole_groups,
+            )
             if isinstance(found, LogChunk):
                 return found
             if found > min(self.end, segment_end) - start:
                 raise CorruptRecord(f"the record at {start} ends behind the log")
             wanted = found if found <= most else 0
+
+    def group_start(self, commitlog_offset: int) -> int:
+        """Return where the group begins that an offset is inside of; the offset if there is none.
+
+        The nearest marker in front of it decides, since groups do not overlap.
+
+        Args:
+            commitlog_offset: Where a record of the log begins.
+
+        Raises:
+            StorageError: The disk refuses to read.
+        """
+        segment = self._segments.find(commitlog_offset)
+        assert segment is not None
+        start = max(segment.start, commitlog_offset - MAX_GROUP_BYTES - GROUP_MARKER_SIZE)
+        data = self.read(start, commitlog_offset - start)
+        # Bodies may be full of what looks like markers: few of that says where it stands.
+        for place in reversed(group_markers(data, start)):
+            piece = memoryview(data)[place : place + GROUP_MARKER_SIZE]
+            try:
+                found = self.check.record(piece, start + place, epoch=0, segment_end=segment.end)
+            except CorruptRecord:
+                continue
+            return found.start if commitlog_offset < RecordGroup(found).end else commitlog_offset
+        return commitlog_offset
 
     def check_chunk(self, chunk: LogChunk) -> list[Record]:
         """Checks whether a chunk can be added; arguments and errors as ``append_raw``'s.
@@ -522,6 +558,20 @@ class Append(msgspec.Struct, eq=False):
         self._limit = following.allocated_through - CONTROL_RECORD_SIZE
         self.pieces = []
         self._groups.append((following, following.start, self.pieces))
+
+    def begin_group(self, size: int, count: int) -> None:
+        """Places the marker of a group, in front of its batches, and takes room for all of it.
+
+        Args:
+            size: Of the batches, at most ``StoreConfig.max_group_bytes``.
+            count: Of the batches that are placed next.
+
+        Raises:
+            DiskFull: No room for it; nothing was written.
+        """
+        start = self.place(GROUP_MARKER_SIZE + size)
+        self._position = start + GROUP_MARKER_SIZE
+        self.pieces.append(self._marker(ControlKind.GROUP, start, GROUP_DATA.pack(size, count)))
 
     def mark(self, kind: ControlKind, data: bytes = b"") -> int:
         """Places a marker; returns its commit-log offset."""

@@ -17,9 +17,19 @@ position bytes type   meaning
 40       8     bytes  store_check: by the store's key over bytes 8 to 39 and the data; else 0
 48       …     data   depends on the kind
 ======== ===== ====== ==========================================================
+
+Data of the kind ``GROUP``:
+
+======== ===== ====== ==========================================================
+position bytes type   meaning
+======== ===== ====== ==========================================================
+0        4     u32    size: of the batches behind, in bytes
+4        4     u32    count: of the batches, at least 1
+======== ===== ====== ==========================================================
 """
 
 import enum
+import re
 import struct
 from typing import Final
 
@@ -34,10 +44,17 @@ CONTROL_RECORD_MAGIC: Final = b"MQM1"
 CONTROL_RECORD_SIZE: Final = 48
 """Size of a control record without data; every segment keeps room for one at its end."""
 MAX_CONTROL_DATA: Final = 4096
-NOT_OURS: Final = "it does not bear this store's check"
+NOT_OURS: Final = "it does not have this store's check"
 """Reason given for bytes that look like a record and were not written there by this store."""
 
+GROUP_DATA: Final = struct.Struct("<II")
+"""Data of the control record in front of a group: bytes and number of its batches."""
+GROUP_MARKER_SIZE: Final = CONTROL_RECORD_SIZE + GROUP_DATA.size
+
 _MARKER = struct.Struct("<4sIQIH2sIIq8s")
+_GROUP_MARKER: Final = re.compile(
+    b"(?=%s.{12}%s)" % (CONTROL_RECORD_MAGIC, struct.pack("<IH", GROUP_MARKER_SIZE, 4)), re.DOTALL
+)
 _FIELDS: Final = slice(8, 40)
 _CRC_START: Final = 8
 
@@ -53,6 +70,8 @@ class ControlKind(enum.IntEnum):
     """An epoch begins here; whatever older ones left behind is void. The data are its leader's."""
     TOPIC_DELETED = 3
     """All queues of the topic in the data (UTF-8) were deleted here."""
+    GROUP = 4
+    """The batches behind it count all or not at all. The data are of ``GROUP_DATA``."""
 
 
 class ControlRecord(msgspec.Struct, frozen=True, gc=False):
@@ -110,6 +129,17 @@ def encode_control_record(
     return CONTROL_RECORD_MAGIC + crc32(checked).to_bytes(4, "little") + checked
 
 
+def group_markers(data: bytes, start: int) -> list[int]:
+    """Return the positions of what claims to be a marker of a group, and to stand there.
+
+    Args:
+        data: Bytes of the log.
+        start: Commit-log offset of the first one.
+    """
+    found = (match.start() for match in _GROUP_MARKER.finditer(data))
+    return [at for at in found if data[at + 8 : at + 16] == (start + at).to_bytes(8, "little")]
+
+
 def decode_control_record(
     buffer: Buffer, position: int = 0, *, store_check: StoreCheck | None = None
 ) -> ControlRecord:
@@ -154,4 +184,6 @@ def decode_control_record(
             f"the marker at {offset} is of kind {kind}, which this program does not know; it "
             f"leaves the store alone"
         ) from None
+    if known is ControlKind.GROUP and len(data) != GROUP_DATA.size:
+        raise CorruptRecord(f"the marker of a group has {len(data)} bytes of data")
     return ControlRecord(offset, size, known, epoch, store_id, timestamp, data)

@@ -119,9 +119,9 @@ class Flusher:
                 self._condition.wait()
                 self._idle = False
             if not self._at_once:
-                self._condition.wait_for(self._hurry, self._interval)
+                self._condition.wait_for(self._must_flush, self._interval)
             self._urgent = False
             return self._end, self._fds
 
-    def _hurry(self) -> bool:
+    def _must_flush(self) -> bool:
         return self._urgent or self._closing

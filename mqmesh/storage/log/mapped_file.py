@@ -234,7 +234,11 @@ class LeftMap:
 
 
 class ScannedFile:
-    """A file that is read from its beginning to its end, once, a window at a time."""
+    """A file that is read from its beginning to its end, once, a window at a time.
+
+    Only the newest two windows stay in the memory of this process: a reader may still use the one
+    before. An older view stays good, but its bytes are read from the file again.
+    """
 
     def __init__(self, fd: int) -> None:
         """Maps what it has now.
@@ -254,6 +258,7 @@ class ScannedFile:
         self._size = size
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         _advise(self._address, 0, size, _SEQUENTIAL)
+        self._kept_from = self._last = 0
 
     def view(self, position: int, size: int) -> memoryview | None:
         """Return bytes of the file, not copied; fewer where it ended when it was mapped.
@@ -268,6 +273,11 @@ class ScannedFile:
         stop = min(position + size, self._size)
         if position >= stop or not _advise(self._address, position, stop, _POPULATE_READ):
             return None
+        keep_from = min(self._last, position)
+        keep_from -= keep_from % PAGE
+        if keep_from > self._kept_from:
+            _advise(self._address, self._kept_from, keep_from, _DONT_NEED)
+        self._kept_from, self._last = keep_from, position
         return memoryview(self._map)[position:stop].toreadonly()
 
 

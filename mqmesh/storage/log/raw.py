@@ -1,7 +1,8 @@
 """Stretches of the log as they are: read from one store's log, and added to another's.
 
-A chunk is whole records of one segment and one epoch. Its receiver checks every record of it
-before writing the bytes, so the log of a replica is byte for byte that of its leader. Pure.
+A chunk is whole records, and whole groups of them unless it is for a repair, of one segment and
+one epoch. Its receiver checks every record of it before writing the bytes, so the log of a replica
+is byte for byte that of its leader. Pure.
 """
 
 from mqmesh.batch.payload import Buffer
@@ -9,7 +10,14 @@ from mqmesh.batch.record_batch import HEADER_SIZE, MAGIC
 from mqmesh.errors import CorruptRecord
 from mqmesh.storage.interface import LogChunk
 from mqmesh.storage.log.control_record import CONTROL_RECORD_SIZE, ControlKind
-from mqmesh.storage.log.record import OFFSET_POSITION, Record, RecordCheck, record_size
+from mqmesh.storage.log.record import (
+    OFFSET_POSITION,
+    Record,
+    RecordCheck,
+    RecordGroup,
+    begins_group,
+    record_size,
+)
 from mqmesh.units import CommitLogOffset
 
 _EPOCH_OF_BATCH = slice(32, 36)
@@ -17,18 +25,21 @@ _EPOCH_OF_MARKER = slice(24, 28)
 _KIND_OF_MARKER = slice(20, 22)
 
 
-def chunk_of(data: Buffer, start: int, *, segment_end: int, check: RecordCheck) -> LogChunk | int:
+def chunk_of(
+    data: Buffer, start: int, *, segment_end: int, check: RecordCheck, whole_groups: bool = True
+) -> LogChunk | int:
     """Return the chunk that some bytes of the log begin with.
 
     Args:
         data: The bytes.
         start: Commit-log offset of the first one.
         segment_end: Where its segment ends.
-        check: Of the log; the first record must bear its mark, of the others places and sizes are
+        check: Of the log; the first record must have its mark, of the others places and sizes are
             looked at, since the receiver of the chunk checks them.
+        whole_groups: False for a chunk that may end inside of a group.
 
     Returns:
-        The chunk, or how many bytes its first record has if these are fewer.
+        The chunk, or how many bytes its first record, or group, has if these are fewer.
 
     Raises:
         CorruptRecord: No record of the log begins at ``start``, or one of them is damaged.
@@ -41,12 +52,22 @@ def chunk_of(data: Buffer, start: int, *, segment_end: int, check: RecordCheck) 
         is_batch = bytes(head[:4]) == MAGIC
         if position == 0 and is_batch and len(head) == HEADER_SIZE:
             check.ours(head)
+        kind = 0 if is_batch else _number(head[_KIND_OF_MARKER])
+        is_group = whole_groups and kind == ControlKind.GROUP
+        if position + size <= len(view) and (is_group or (position == 0 and not is_batch)):
+            piece = view[position : position + size]
+            try:
+                marker = check.record(piece, start + position, epoch=0, segment_end=segment_end)
+            except CorruptRecord:
+                if position:
+                    break  # it is the first one of the next chunk
+                raise
+            if is_group:
+                size = RecordGroup(marker).end - start - position
         if position + size > len(view):
             if position:
                 break
             return size
-        if position == 0 and not is_batch:
-            check.record(view[:size], start, epoch=0, segment_end=segment_end)
         if _number(head[OFFSET_POSITION : OFFSET_POSITION + 8]) != start + position:
             raise CorruptRecord(f"the record at {start + position} belongs somewhere else")
         its_epoch = _number(head[_EPOCH_OF_BATCH if is_batch else _EPOCH_OF_MARKER])
@@ -55,7 +76,7 @@ def chunk_of(data: Buffer, start: int, *, segment_end: int, check: RecordCheck) 
         epoch = its_epoch
         position += size
         end = start + position
-        if not is_batch and _number(head[_KIND_OF_MARKER]) == ControlKind.END:
+        if kind == ControlKind.END:
             end = segment_end
             break
     return LogChunk(
@@ -63,23 +84,28 @@ def chunk_of(data: Buffer, start: int, *, segment_end: int, check: RecordCheck) 
     )
 
 
-def records_of(chunk: LogChunk, check: RecordCheck, *, epoch: int) -> list[Record]:
+def records_of(
+    chunk: LogChunk, check: RecordCheck, *, epoch: int, whole_groups: bool = True
+) -> list[Record]:
     """Checks every record of a chunk.
 
     Args:
         chunk: From whomever.
         check: Of the log that they shall be added to.
         epoch: Of the newest record there, 0 if that is not known.
+        whole_groups: False for a chunk that may end inside of a group.
 
     Returns:
         The records; their bytes are those of the chunk.
 
     Raises:
-        CorruptRecord: One is not good, or the chunk is not what it says.
+        CorruptRecord: One is not good, of a group some are missing, or the chunk is not what it
+            says.
         StorageError: One is of a version or kind that this program does not know.
     """
     view = memoryview(chunk.data)
     records: list[Record] = []
+    group: RecordGroup | None = None
     position, end = 0, chunk.start
     while position < len(view):
         start = chunk.start + position
@@ -96,7 +122,13 @@ def records_of(chunk: LogChunk, check: RecordCheck, *, epoch: int) -> list[Recor
         if start + size + CONTROL_RECORD_SIZE * (not is_end) > chunk.segment_end:
             raise CorruptRecord(f"the record at {start} leaves no room for the end of its segment")
         records.append(record)
+        if group is not None and not group.is_whole:
+            group.take(record)
+        elif begins_group(record):
+            group = RecordGroup(record)
         epoch, position, end = record.epoch, position + size, CommitLogOffset(record.end)
+    if whole_groups and group is not None and not group.is_whole:
+        raise CorruptRecord(f"the chunk ends at {end}, inside of a group that ends at {group.end}")
     if end != chunk.end:
         raise CorruptRecord(f"the chunk at {chunk.start} ends at {end}, not at {chunk.end}")
     return records

@@ -1,6 +1,6 @@
 """Checks of a log record: the proof that bytes are one.
 
-A record counts only if it bears the check that the store's key makes, its own
+A record counts only if it has the check that the store's key makes, its own
 commit-log offset is where it stands, its store id is this store's, its epoch is
 that of the record before or somewhat later, and its checksums are right. So
 neither zeros, nor what an earlier use of the disk left behind, nor a batch
@@ -32,6 +32,7 @@ from mqmesh.errors import CorruptBatch, CorruptRecord, StorageError
 from mqmesh.storage.log.control_record import (
     CONTROL_RECORD_MAGIC,
     CONTROL_RECORD_SIZE,
+    GROUP_DATA,
     MAX_CONTROL_DATA,
     NOT_OURS,
     ControlKind,
@@ -72,6 +73,47 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     batch: BatchHeader | None
     marker: ControlRecord | None
     data: memoryview
+
+
+class RecordGroup:
+    """A group of records, read one by one: they count when all of them are there.
+
+    Attributes:
+        records: Its marker, and the batches that were read.
+        start: Commit-log offset of the marker.
+        end: Commit-log offset behind the last batch.
+        is_whole: All of them were read.
+    """
+
+    def __init__(self, marker: Record) -> None:
+        """Begins with the marker, of the kind ``GROUP``."""
+        assert marker.marker is not None
+        size, self._left = GROUP_DATA.unpack(marker.marker.data)
+        self.records = [marker]
+        self.start = marker.start
+        self.end = marker.end + size
+        self.is_whole = False
+
+    def take(self, record: Record) -> None:
+        """Takes the next record.
+
+        Raises:
+            CorruptRecord: It does not belong to the group.
+        """
+        self._left -= 1
+        self.is_whole = self._left == 0
+        if (
+            record.batch is None
+            or record.end > self.end
+            or self.is_whole != (record.end == self.end)
+        ):
+            raise CorruptRecord("the record does not belong to the group that it stands in")
+        self.records.append(record)
+
+
+def begins_group(record: Record) -> bool:
+    """Return whether a record is the marker of a group."""
+    return record.marker is not None and record.marker.kind is ControlKind.GROUP
 
 
 def record_size(head: Buffer) -> int:
@@ -175,7 +217,7 @@ class RecordCheck:
         return header
 
     def ours(self, head: Buffer) -> None:
-        """Looks whether a batch bears the store's check; it is cheap, and comes first, since a
+        """Checks that a batch has the store's check; it is cheap, and comes first, since a
         body may be full of what looks like records.
 
         Args:

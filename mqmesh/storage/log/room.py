@@ -60,7 +60,7 @@ class LogRoom:
         self._keep_free_bytes = keep_free_bytes
         self._chores = chores
         self._space_of = space_of
-        self._asked: tuple[Segment, int, Future[None]] | None = None
+        self._requested: tuple[Segment, int, Future[None]] | None = None
 
     def bytes_ahead(self, held_bytes: int, segment_size: int) -> int:
         """Return the number of bytes to allocate ahead of the log's end.
@@ -113,7 +113,7 @@ class LogRoom:
             segment: The segment to take blocks for.
             wanted: Through this commit-log offset.
         """
-        if self._asked is not None:
+        if self._requested is not None:
             return
         start = segment.allocated_through
         try:
@@ -122,14 +122,14 @@ class LogRoom:
             return  # A writer that needs the room will try, and gets the error.
         if through - start >= min(self._ahead_bytes, segment.end - start):
             future = self._chores.submit(partial(_allocate, segment, start, through))
-            self._asked = segment, through, future
+            self._requested = segment, through, future
 
     def poll(self) -> None:
         """Notes what the helper thread has taken meanwhile."""
-        if self._asked is None or not self._asked[2].done():
+        if self._requested is None or not self._requested[2].done():
             return
-        segment, through, future = self._asked
-        self._asked = None
+        segment, through, future = self._requested
+        self._requested = None
         # If not, a writer that needs the room will try, and gets the error.
         if future.exception() is None:
             self._note(segment, through)

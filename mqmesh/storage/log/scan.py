@@ -16,7 +16,14 @@ from mqmesh.errors import CorruptRecord
 from mqmesh.storage.files.atomic_file import storage_error
 from mqmesh.storage.log.control_record import CONTROL_RECORD_MAGIC
 from mqmesh.storage.log.mapped_file import ScannedFile
-from mqmesh.storage.log.record import OFFSET_POSITION, Record, RecordCheck, record_size
+from mqmesh.storage.log.record import (
+    OFFSET_POSITION,
+    Record,
+    RecordCheck,
+    RecordGroup,
+    begins_group,
+    record_size,
+)
 from mqmesh.storage.log.segments import Segment, SegmentList
 from mqmesh.storage.log.store_key import StoreKey
 from mqmesh.units import MAX_OFFSET, MIB
@@ -112,24 +119,45 @@ class LogScanner:
         epoch: int,
         beyond: Callable[[int, int], int | None],
         stop: int = EVERYTHING,
+        is_lost: Callable[[int], bool] = lambda start: False,
     ) -> Iterator[Record | Damaged]:
         """Yield the records of a stretch, one behind the other, and what is damaged between them.
+
+        Those of a group come when all of them were read. A group that is not whole ends the walk at
+        its marker, unless the log goes on behind the group: then its bad record is damaged, or all
+        of it.
 
         Args:
             start: Where the first one begins.
             epoch: As for ``read``.
             beyond: Where the log goes on behind a bad record, of which it gets the offset and the
                 epoch of the one before; None ends the walk.
-            stop: The walk ends at this commit-log offset, or behind.
+            stop: Records that begin at this commit-log offset or behind are not yielded.
+            is_lost: Judges a group that is not whole, and behind which the log goes on, by where it
+                begins: True if what is left of it does not count either.
 
         Raises:
             StorageError: As for ``read``.
         """
         position = start
-        while position < stop:
+        group: RecordGroup | None = None
+        while position < stop or group is not None:
             try:
                 record = self.read(position, epoch=epoch)
+                if group is not None:
+                    group.take(record)
             except CorruptRecord as error:
+                if group is not None:
+                    if beyond(group.end - 1, epoch) is None:
+                        return
+                    if is_lost(group.start):
+                        yield Damaged(group.start, group.end, f"a group lacks a record: {error}")
+                        position, group = group.end, None
+                        continue
+                    yield from _before(stop, group.records)
+                    group = None
+                    if position >= stop:
+                        return
                 following = beyond(position, epoch)
                 if following is None:
                     return
@@ -137,7 +165,14 @@ class LogScanner:
                 position = following
                 continue
             epoch, position = record.epoch, record.end
-            yield record
+            if group is not None:
+                if group.is_whole:
+                    yield from _before(stop, group.records)
+                    group = None
+            elif begins_group(record):
+                group = RecordGroup(record)
+            else:
+                yield record
 
     def resync(self, start: int, stop: int, *, epoch: int) -> int | None:
         """Find the first good record behind a bad one.
@@ -259,6 +294,10 @@ class LogScanner:
         with contextlib.suppress(OSError):
             self._mapped = ScannedFile(self._fd)  # else it is read by calls
         self._segment = segment
+
+
+def _before(stop: int, records: list[Record]) -> Iterator[Record]:
+    return (record for record in records if record.start < stop)
 
 
 def data_ranges(fd: int, start: int, stop: int) -> Iterator[tuple[int, int]]:

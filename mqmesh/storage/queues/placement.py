@@ -11,8 +11,8 @@ from typing import Final, Generic, Protocol, TypeVar
 from mqmesh.batch.payload import Buffer
 from mqmesh.batch.record_batch import BROKER_PART_SIZE, Attributes, stamp
 from mqmesh.batch.store_check import StoreCheck
-from mqmesh.storage.interface import BatchToPut, PutResult, PutStatus
-from mqmesh.storage.queues.producer_states import ProducerStates, StoredBatch
+from mqmesh.storage.interface import BatchToPut, PutResult, PutStatus, StoreConfig
+from mqmesh.storage.queues.producer_states import Forgotten, Key, ProducerStates, StoredBatch
 from mqmesh.units import CommitLogOffset, QueueOffset, TimestampMs
 
 # A plain number: operators of enum.Flag take longer than a look-up of the queue.
@@ -35,6 +35,17 @@ class Places(Protocol):
 
     pieces: list[Buffer]
 
+    def begin_group(self, size: int, count: int) -> None:
+        """Have the next records count all or none.
+
+        Args:
+            size: Of them together, in bytes.
+            count: Of them.
+
+        Raises:
+            DiskFull: No room for them.
+        """
+
     def place(self, size: int) -> int:
         """Return the next record's commit-log offset; raises ``DiskFull`` without room for it."""
 
@@ -45,7 +56,7 @@ Placed = tuple[BatchToPut, Q, PutResult]
 
 
 class InARow:
-    """Places without any bounds between them.
+    """Places without any bounds between them, of which all are written or none.
 
     Attributes:
         end: Commit-log offset behind the last one.
@@ -61,6 +72,9 @@ class InARow:
         """Implement ``Places``."""
         position, self.end = self.end, self.end + size
         return position
+
+    def begin_group(self, size: int, count: int) -> None:
+        """Implement ``Places``."""
 
     def records(self) -> list[bytes]:
         """Return each record in one piece."""
@@ -80,7 +94,7 @@ class Placement(Generic[Q]):
         queue_of: Callable[[str, int], Q],
         *,
         store_id: int,
-        max_batch_bytes: int,
+        config: StoreConfig,
         store_check: StoreCheck | None = None,
     ) -> None:
         """Takes what the offsets depend on.
@@ -89,15 +103,17 @@ class Placement(Generic[Q]):
             states: Producers' last batches; get those that are placed.
             queue_of: The queue of a topic with an id, made if need be.
             store_id: Of the store.
-            max_batch_bytes: Larger ones are refused.
+            config: Of the store: larger batches and groups than it says are refused.
             store_check: Of the store's key, if it has one.
         """
         self._states = states
         self._queue_of = queue_of
         self._store_id = store_id
-        self._max_batch_bytes = max_batch_bytes
+        self._max_batch_bytes = config.max_batch_bytes
+        self._max_group_bytes = config.max_group_bytes
         self._store_check = store_check
         self.duplicates = 0
+        self._forgotten: Forgotten = []
 
     def place(
         self,
@@ -123,16 +139,26 @@ class Placement(Generic[Q]):
             StorageError: From ``places``; ``take_back`` undoes the rest.
         """
         states, store_id, store_check = self._states, self._store_id, self._store_check
+        forgotten = self._forgotten = []
         ends: dict[Q, int] = {}
-        results = []
+        results: list[PutResult] = []
+        group, is_placed = 0, True
         for batch in batches:
             header, topic, queue_id = batch.header, batch.topic, batch.queue_id
             assert queue_id == header.queue_id
             size, count = header.total_size, header.message_count
-            if size > self._max_batch_bytes:
-                results.append(_too_large(store_timestamp))
+            if batch.group != group:
+                group = batch.group
+                judged = self._begin_group(places, batches, len(results), store_timestamp)
+                is_placed = not judged
+                results += judged
+            if group:
+                if not is_placed:
+                    continue
+            elif size > self._max_batch_bytes:
+                results.append(_refused(PutStatus.MESSAGE_ILLEGAL, store_timestamp))
                 continue
-            if not header.attributes & _REDELIVERED:
+            elif not header.attributes & _REDELIVERED:
                 known = states.known(topic, queue_id, header, store_timestamp)
                 if known is not None:
                     self.duplicates += known.status is PutStatus.DUPLICATE
@@ -163,22 +189,68 @@ class Placement(Generic[Q]):
                 first = header.first_sequence
                 crc = header.producer_crc
                 stored = StoredBatch(first, count, base_offset, start, end, store_timestamp, crc)
-                states.note(topic, queue_id, header.producer_id, stored)
+                states.note(topic, queue_id, header.producer_id, stored, forgotten)
             placed.append((batch, queue, result))
             results.append(result)
         return results
 
+    def _begin_group(
+        self, places: Places, batches: Sequence[BatchToPut], at: int, now: TimestampMs
+    ) -> list[PutResult]:
+        """Judges the group that begins at an index; one to be stored gets its marker.
+
+        Returns:
+            Results of its batches if it is not to be stored; none if it is, or is no group.
+        """
+        number = batches[at].group
+        if not number:
+            return []
+        end = at + 1
+        while end < len(batches) and batches[end].group == number:
+            end += 1
+        group = batches[at:end]
+        sizes = [one.header.total_size for one in group]
+        if max(sizes) > self._max_batch_bytes or sum(sizes) > self._max_group_bytes:
+            return [_refused(PutStatus.MESSAGE_ILLEGAL, now)] * len(group)
+        known: list[PutResult | None] = []
+        ends: dict[Key, int] = {}
+        new_count = 0
+        for one in group:
+            header, result = one.header, None
+            if not header.attributes & _REDELIVERED:
+                result = self._states.known(one.topic, one.queue_id, header, now)
+                key, first = (one.topic, one.queue_id, header.producer_id), header.first_sequence
+                if first < ends.get(key, 0):
+                    result = _refused(PutStatus.SEQUENCE_CONFLICT, now)
+                ends[key] = first + header.message_count
+                # The group may have more batches of a queue than are remembered.
+                new_count += result is None and not self._states.has_forgotten(*key[:2], header)
+            known.append(result)
+        found = [result for result in known if result is not None]
+        if not found and not self._states.make_room(ends, now):
+            return [_refused(PutStatus.TOO_MANY_PRODUCERS, now)] * len(group)
+        if not found:
+            if len(group) > 1:
+                places.begin_group(sum(sizes), len(group))
+            return []
+        statuses = {result.status for result in found}
+        if PutStatus.TOO_MANY_PRODUCERS in statuses:
+            return [_refused(PutStatus.TOO_MANY_PRODUCERS, now)] * len(group)
+        if new_count or statuses != {PutStatus.DUPLICATE}:
+            return [_refused(PutStatus.SEQUENCE_CONFLICT, now)] * len(group)
+        self.duplicates += len(group)
+        return [result or found[0] for result in known]
+
     def take_back(self, placed: Sequence[Placed[Q]], start: int) -> None:
-        """Forgets what was remembered of batches, since they were not written after all.
+        """Forgets what ``place`` has noted of batches, since they were not written after all.
 
         Args:
             placed: Them.
             start: Commit-log offset where the first one would have been.
         """
         keys = ((batch.topic, batch.queue_id, batch.header.producer_id) for batch, _, _ in placed)
-        self._states.forget_from(keys, start)
+        self._states.forget_from(keys, start, self._forgotten)
 
 
-def _too_large(store_timestamp: TimestampMs) -> PutResult:
-    status = PutStatus.MESSAGE_ILLEGAL
+def _refused(status: PutStatus, store_timestamp: TimestampMs) -> PutResult:
     return PutResult(status, QueueOffset(-1), _NOWHERE, _NOWHERE, store_timestamp)

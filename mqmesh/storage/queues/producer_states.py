@@ -14,8 +14,9 @@ there is no such thing, producers that are new are refused.
 Pure: the store reports what it stored, and asks.
 """
 
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Iterable, Iterator
+from itertools import islice
 from typing import Final
 
 import msgspec
@@ -35,6 +36,8 @@ QUEUES_OF_PRODUCER: Final = 8_192
 
 Key = tuple[str, int, int]
 """Topic, queue id, producer id."""
+Forgotten = list[tuple[Key, "StoredBatch"]]
+"""Batches that are not remembered any more, in the order in which they were forgotten."""
 
 
 class StoredBatch(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -140,6 +143,49 @@ class ProducerStates:
             return _refused(PutStatus.TOO_MANY_PRODUCERS, now)
         return None
 
+    def make_room(self, keys: Collection[Key], now: TimestampMs) -> bool:
+        """Return whether batches may be noted together, none of which makes a young pair go.
+
+        Pairs of them that are known become the youngest, so that none of them makes another go.
+
+        Args:
+            keys: Of the batches, each of which ``known`` takes for new.
+            now: As for ``known``.
+        """
+        windows = self._windows
+        if len(windows) + len(keys) <= self._most:
+            return True
+        fresh: Counter[int] = Counter()
+        known = 0
+        for key in dict.fromkeys(keys):
+            window = windows.pop(key, None)
+            if window is None:
+                fresh[key[2]] += 1
+            else:
+                windows[key] = window
+                known += 1
+        more = sum(
+            min(count, QUEUES_OF_PRODUCER - len(self._keys_of.get(producer_id, ())))
+            for producer_id, count in fresh.items()
+        )
+        gone = max(len(windows) + more - self._most, 0)
+        return gone <= len(windows) - known and not any(
+            0 <= now - window.batches[-1].store_timestamp < self._min_age_ms
+            for window in islice(windows.values(), gone)
+        )
+
+    def has_forgotten(self, topic: str, queue_id: int, header: BatchHeader) -> bool:
+        """Return whether a batch may have been stored before all that is remembered of its queue.
+
+        Args:
+            topic: Physical topic of the batch.
+            queue_id: Its queue.
+            header: Its header.
+        """
+        batches = self.window((topic, queue_id, header.producer_id))
+        oldest = min((one.first_sequence for one in batches), default=0)
+        return len(batches) == self.window_size(topic) and header.first_sequence < oldest
+
     def window(self, key: Key) -> list[StoredBatch]:
         """Return the batches remembered for a producer and queue, newest last; do not change it."""
         window = self._windows.get(key)
@@ -150,25 +196,39 @@ class ProducerStates:
         """Return the number of batches remembered of a producer in a queue of a topic."""
         return WINDOW_OF_SHARED if topic in SHARED_TOPICS else WINDOW
 
-    def note(self, topic: str, queue_id: int, producer_id: int, batch: StoredBatch) -> None:
+    def note(
+        self,
+        topic: str,
+        queue_id: int,
+        producer_id: int,
+        batch: StoredBatch,
+        forgotten: Forgotten | None = None,
+    ) -> None:
         """Remembers a batch; one that is not behind the newest of its window is known already.
 
         So a stretch of the log may be noted again, as recovery does. It does not refuse:
         that is for ``known`` to do before.
+
+        Args:
+            topic, queue_id, producer_id: Of the batch.
+            batch: The batch.
+            forgotten: Gets what is forgotten for it, for ``forget_from``.
         """
         key = (topic, queue_id, producer_id)
         windows = self._windows
         window = windows.pop(key, None)
         if window is None:
+            oldest = None
             if self._is_at_its_limit(producer_id):
-                self._drop(next(iter(self._keys_of[producer_id])))
+                oldest = next(iter(self._keys_of[producer_id]))
             elif len(windows) >= self._most:
-                self._drop(next(iter(windows)))
+                oldest = next(iter(windows))
+            if oldest is not None:
+                if forgotten is not None:
+                    forgotten += [(oldest, one) for one in windows[oldest].batches]
+                self._drop(oldest)
             windows[key] = _Window(batch)
-            own = self._keys_of.get(producer_id)
-            if own is None:
-                own = self._keys_of[producer_id] = OrderedDict()
-            own[key] = None
+            self._keys_of.setdefault(producer_id, OrderedDict())[key] = None
             return
         windows[key] = window
         own = self._keys_of[producer_id]
@@ -178,13 +238,35 @@ class ProducerStates:
         if batch.commitlog_offset > batches[-1].commitlog_offset:
             batches.append(batch)
             if len(batches) > (WINDOW_OF_SHARED if topic in SHARED_TOPICS else WINDOW):
+                if forgotten is not None:
+                    forgotten.append((key, batches[0]))
                 del batches[0]
             end = batch.first_sequence + batch.message_count
             if end > window.end:
                 window.end = end
 
-    def forget_from(self, keys: Iterable[Key], commitlog_offset: int) -> None:
-        """Takes back what was noted at or behind an offset, after a write that failed."""
+    def forget_from(self, keys: Iterable[Key], commitlog_offset: int, forgotten: Forgotten) -> None:
+        """Takes back what was noted at or behind an offset, after a write that failed.
+
+        Args:
+            keys: Of what was noted.
+            commitlog_offset: The offset.
+            forgotten: Of ``note``: it is remembered again.
+        """
+        front: dict[Key, _Window] = {}
+        for key, batch in reversed(forgotten):
+            window = front.get(key) or self._windows.get(key)
+            if batch.commitlog_offset >= commitlog_offset:
+                continue
+            if window is not None:
+                window.batches.insert(0, batch)
+                continue
+            front[key] = _Window(batch)
+            own = self._keys_of.setdefault(key[2], OrderedDict())
+            own[key] = None
+            own.move_to_end(key, last=False)
+        if front:
+            self._windows = {**dict(reversed(front.items())), **self._windows}
         for key in keys:
             window = self._windows.get(key)
             if window is None:

@@ -232,6 +232,6 @@ class SimulatedLoop:
             _log.exception("a callback of %s failed; the loop goes on", self.node.name)
 
     def _finish(self) -> None:
-        told, self._on_stop = self._on_stop, []
-        for callback in told:
+        callbacks, self._on_stop = self._on_stop, []
+        for callback in callbacks:
             callback()

@@ -289,8 +289,8 @@ class SimulatedConnection:
 
     def _give_up(self, lose: Callable[[], None]) -> None:
         client, server, network = self.client, self.server, self._network
-        heard = network.is_open(client, server) and network.is_open(server, client)
-        if not heard or client.paused or server.paused:
+        is_open = network.is_open(client, server) and network.is_open(server, client)
+        if not is_open or client.paused or server.paused:
             lose()
 
     def _lose_client(self) -> None:
@@ -374,16 +374,16 @@ class SimulatedLine:
         listener = network.listener(self._endpoint)
         server = listener.node if listener is not None else None
         if listener is None or server is None or not server.alive:
-            self._failed(tell=True)  # the connection is refused
+            self._failed(notify=True)  # the connection is refused
         elif (
             node.paused
             or server.paused
             or not network.is_open(node, server)
             or not network.is_open(server, node)
         ):
-            self._failed(tell=False)  # nobody answers, which a client notices by its own patience
+            self._failed(notify=False)  # nobody answers, which a client notices by its own patience
         elif (refused := _distrust(self._ring, listener, self._endpoint)) is not None:
-            self._told(lambda: self._on_down(False, refused))
+            self._call_soon(lambda: self._on_down(False, refused))
             network.simulation.after(TRY_AGAIN_MS, self._connect)
         else:
             key = "" if self._ring is None else self._ring.own.public_key
@@ -393,15 +393,15 @@ class SimulatedLine:
         connection.take_answer = partial(self._deliver, self._take, connection)
         listener.accept(connection)
         self._connection = connection
-        self._told(lambda: connection is self._connection and self._on_up())
+        self._call_soon(lambda: connection is self._connection and self._on_up())
 
     def _take(self, connection: SimulatedConnection, frame: bytes) -> None:
         if connection is self._connection and not self._closed:
             self._on_frame(frame)
 
-    def _failed(self, *, tell: bool) -> None:
-        if tell:
-            self._told(lambda: self._on_down(False, None))
+    def _failed(self, *, notify: bool) -> None:
+        if notify:
+            self._call_soon(lambda: self._on_down(False, None))
         self._network.simulation.after(RECONNECT_MS, self._connect)
 
     def _lost(self) -> None:
@@ -413,10 +413,10 @@ class SimulatedLine:
                 self._on_down(True, None)
 
         if not self._closed:
-            self._told(down)
+            self._call_soon(down)
             self._network.simulation.after(RECONNECT_MS, self._connect)
 
-    def _told(self, callback: Callable[[], object]) -> None:
+    def _call_soon(self, callback: Callable[[], object]) -> None:
         def call() -> None:
             if not self._closed:
                 callback()

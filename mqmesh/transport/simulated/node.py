@@ -105,8 +105,8 @@ class SimulatedNode:
         """Ends it at once, as kill -9 does."""
         self.alive = False
         self._late.clear()
-        told, self.on_death = self.on_death, []
-        for callback in told:
+        callbacks, self.on_death = self.on_death, []
+        for callback in callbacks:
             callback()
 
     def pause(self) -> None:

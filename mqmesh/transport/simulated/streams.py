@@ -119,8 +119,8 @@ class SimulatedStreamListener:
         self._accept = accept
         self.node = loop.node
 
-    def bind(self, endpoint: str) -> str:
-        """Listens on an endpoint.
+    def bind(self, endpoint: str, *, shares_port: bool = False) -> str:
+        """Listens on an endpoint, alone.
 
         Raises:
             OSError: It has a listener.

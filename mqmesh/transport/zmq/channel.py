@@ -210,7 +210,7 @@ class BlockingChannel(WaitingChannel):
 
     def _try_again(self, refused: AuthenticationFailed) -> None:
         """Begins anew if the last attempt was some time ago: the access list may have changed."""
-        if time.monotonic() < self._refused_until and not self._handshakes.has_news():
+        if time.monotonic() < self._refused_until and not self._handshakes.has_new_key():
             raise refused
         self._refused = None
         self._handshakes = HandshakeWatch(self.endpoint, self._ring)

@@ -104,7 +104,7 @@ class CommandClient:
         if self._table.has_unsent:
             self._watch_write()
             if self._refused is not None:
-                if self._handshakes.has_news():
+                if self._handshakes.has_new_key():
                     self._try_again()
                 else:
                     self._loop.call_later(0, self._refuse)
@@ -243,7 +243,7 @@ class CommandClient:
                 sockets.settle(self._socket)
                 self._loop.touch(self._socket)
                 self._flush()
-                self._tell(True)
+                self._notify(True)
             elif event == zmq.EVENT_DISCONNECTED:
                 self.connected = False
                 self.unreachable = True
@@ -252,10 +252,10 @@ class CommandClient:
                 self._is_retried = False
                 forsaken = partial(self._open_if_forsaken, self._socket)
                 self._loop.call_later(FORSAKEN_MS, forsaken)
-                self._tell(False)
+                self._notify(False)
             elif event == zmq.EVENT_CONNECT_RETRIED:
                 self.unreachable = self._is_retried = True
 
-    def _tell(self, connected: bool) -> None:
+    def _notify(self, connected: bool) -> None:
         if self._on_connection is not None and not self._closed:
             self._on_connection(connected)

@@ -59,8 +59,8 @@ class HandshakeWatch:
         elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             return self._refused()
         elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and value == _MISMATCH:
-            said = f"wants CURVE; {ADVICE}" if self._ring is None else "speaks no CURVE"
-            return AuthenticationFailed(f"{self._endpoint} {said}")
+            problem = f"wants CURVE; {ADVICE}" if self._ring is None else "speaks no CURVE"
+            return AuthenticationFailed(f"{self._endpoint} {problem}")
         elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
             self._failures = self._failures + 1 if value in _HUNG_UP else 0
             if self._ring is None:
@@ -81,7 +81,7 @@ class HandshakeWatch:
         reason = HUNG_UP if self._failures and self._ring is None else ""
         return no_connection(self._endpoint, reason)
 
-    def has_news(self) -> bool:
+    def has_new_key(self) -> bool:
         """Return True if the key ring has meanwhile got another key of the server."""
         return self._ring is not None and self._ring.server_key(self._endpoint) not in self._tried
 

@@ -80,7 +80,7 @@ class HintPublisher:
 
 
 class HintSubscriber:
-    """Hears the hints of one publisher, in the loop's thread; connects again by itself.
+    """Receives the hints of one publisher, in the loop's thread; connects again by itself.
 
     Args:
         context: ZeroMQ context of the process.

@@ -42,13 +42,13 @@ class _Probe(msgspec.Struct):
     Attributes:
         mark: Shows if the frame has left this process; None if ZeroMQ did not take it.
         since_ms: When it was sent.
-        heard_ms: When the last frame of the peer had been read.
+        last_seen_ms: When the last frame of the peer had been read.
         not_taken: Bytes that were on their way at the last look.
     """
 
     mark: Mark | None
     since_ms: int
-    heard_ms: int
+    last_seen_ms: int
     not_taken: int
 
 
@@ -83,9 +83,9 @@ class IdleDetection:
         return self._looks[0][0] if self._looks else None
 
     def watch(self, peer: bytes, account: PeerMemory) -> None:
-        """Watch a peer that sent a frame at ``heard_ms``, if it is not watched yet."""
+        """Watch a peer that sent a frame at ``last_seen_ms``, if it is not watched yet."""
         account.watched = True
-        self._plan(peer, account.heard_ms + PROOF_MS)
+        self._plan(peer, account.last_seen_ms + PROOF_MS)
 
     def look(self, now_ms: int) -> list[tuple[bytes, int]]:
         """Looks at those whose time it is.
@@ -118,9 +118,9 @@ class IdleDetection:
 
     def _judge(self, peer: bytes, account: PeerMemory, descriptor: int, now_ms: int) -> int | None:
         """Return when to look again; None if the peer lives, ``now_ms`` if it hangs."""
-        if now_ms < account.heard_ms + PROOF_MS:
+        if now_ms < account.last_seen_ms + PROOF_MS:
             self._probes.pop(peer, None)
-            return account.heard_ms + PROOF_MS
+            return account.last_seen_ms + PROOF_MS
         received = self._ask(descriptor)
         if received is None:
             return None
@@ -131,7 +131,7 @@ class IdleDetection:
         if received.taken_bytes - account.taken <= HANDSHAKE_BYTES:
             return None
         came_ms = now_ms - received.silent_ms
-        if came_ms >= account.heard_ms + PROOF_MS:
+        if came_ms >= account.last_seen_ms + PROOF_MS:
             return None
         return max(now_ms, came_ms + HEARTBEAT_TIMEOUT_MS)
 
@@ -142,9 +142,9 @@ class IdleDetection:
         if size is None:
             return None
         probe = self._probes.get(peer)
-        if probe is None or probe.heard_ms != account.heard_ms:
+        if probe is None or probe.last_seen_ms != account.last_seen_ms:
             mark = self._probe(peer)
-            self._probes[peer] = _Probe(mark, now_ms, account.heard_ms, size)
+            self._probes[peer] = _Probe(mark, now_ms, account.last_seen_ms, size)
             return now_ms + LOOK_MS
         if size < probe.not_taken or (size == 0 and probe.mark is not None and probe.mark.done):
             return None

@@ -70,17 +70,17 @@ class PeerMemory(PeerState):
         taken: Bytes that were read here of what it sent, with their framing.
         largest: Of its frames.
         since_ms: When it was met.
-        heard_ms: When a frame of it was read last.
+        last_seen_ms: When a frame of it was read last.
         watched: It is looked whether it lives since.
     """
 
     __slots__ = (
         "_marks",
         "frames",
-        "heard_ms",
         "held",
         "id",
         "largest",
+        "last_seen_ms",
         "loose",
         "since_ms",
         "taken",
@@ -98,7 +98,7 @@ class PeerMemory(PeerState):
         self.taken = 0
         self.largest = 0
         self.since_ms = since_ms
-        self.heard_ms = since_ms
+        self.last_seen_ms = since_ms
         self.watched = False
         self._marks: deque[tuple[Mark, int, int]] = deque()
 

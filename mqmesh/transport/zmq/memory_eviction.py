@@ -6,7 +6,7 @@ from mqmesh.transport.interface import ServerLimits
 from mqmesh.transport.process_memory import MemoryWatch, give_back
 from mqmesh.transport.zmq.connections import measure
 from mqmesh.transport.zmq.memory_accounting import MARK_BYTES, PeerLoad, PeerMemory, worst
-from mqmesh.transport.zmq.outbox import Outbox
+from mqmesh.transport.zmq.outbox import PeerOutbox
 from mqmesh.transport.zmq.peers import PeerTable
 
 LOOK_MS: Final = 10
@@ -40,7 +40,7 @@ class MemoryEviction:
     def __init__(
         self,
         peers: PeerTable,
-        outbox: Outbox,
+        outbox: PeerOutbox,
         limits: ServerLimits,
         *,
         queued_frames: int,

@@ -32,7 +32,7 @@ _NOBLOCK: Final = int(zmq.NOBLOCK)
 _NOBLOCK_SNDMORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 
-class Outbox:
+class PeerOutbox:
     """Sends frames to peers, and knows how many bytes are held for each.
 
     Args:
@@ -68,7 +68,7 @@ class Outbox:
         self._on_deaf = on_deaf
         self._waiting: dict[PeerMemory, None] = {}
         self._deaf: set[PeerMemory] = set()
-        self._excess_told = False
+        self._excess_reported = False
         self._swept_ms = 0
         self._retry: Timer | None = None
         self._untaken: Timer | None = None
@@ -122,7 +122,7 @@ class Outbox:
             self._swept_ms = now_ms
             self.sweep()
         if self.held > self._limits.max_total_pending_bytes:
-            self._tell_excess()
+            self._report_excess()
 
     def _fits(self, account: PeerMemory, size: int) -> bool:
         if not account.held:
@@ -162,7 +162,7 @@ class Outbox:
         account.loose += len(frame)
         return self._socket.send(frame, _NOBLOCK, copy=False, track=True)
 
-    def send_to_stranger(self, peer: bytes, frame: bytes) -> None:
+    def send_to_unknown(self, peer: bytes, frame: bytes) -> None:
         """Sends a frame to a peer without an account, or drops it."""
         try:
             self._loop.touch(self._socket)
@@ -210,10 +210,10 @@ class Outbox:
                 mark = self._socket.send(frame, flags, copy=False, track=True)
                 self._hold(account.mark(mark, len(frame), self._loop.clock.monotonic_ms()))
                 if self._untaken is None:
-                    self._untaken = self._loop.call_later(UNTAKEN_EVERY_MS, self._tell_untaken)
+                    self._untaken = self._loop.call_later(UNTAKEN_EVERY_MS, self._report_untaken)
         return True
 
-    def _tell_untaken(self) -> None:
+    def _report_untaken(self) -> None:
         """Reports peers that leave a frame untaken for too long."""
         self._untaken = None
         self.sweep()
@@ -226,7 +226,7 @@ class Outbox:
                 if now_ms - since_ms >= MOST_UNTAKEN_MS:
                     self._on_deaf(account)
         if waiting:
-            self._untaken = self._loop.call_later(UNTAKEN_EVERY_MS, self._tell_untaken)
+            self._untaken = self._loop.call_later(UNTAKEN_EVERY_MS, self._report_untaken)
 
     def _keep(self, account: PeerMemory, frame: bytes) -> None:
         if account.held + len(frame) > 2 * self._limits.max_pending_bytes:
@@ -244,16 +244,16 @@ class Outbox:
     def _hold(self, size: int) -> None:
         self.held += size
         if self.held > self._limits.max_total_pending_bytes:
-            self._tell_excess()
+            self._report_excess()
 
-    def _tell_excess(self) -> None:
+    def _report_excess(self) -> None:
         # Not at once: the sender may be in the middle of something.
-        if not self._excess_told:
-            self._excess_told = True
+        if not self._excess_reported:
+            self._excess_reported = True
             self._loop.call_later(0, self._excess)
 
     def _excess(self) -> None:
-        self._excess_told = False
+        self._excess_reported = False
         self._on_excess()
 
     def _flush(self) -> None:

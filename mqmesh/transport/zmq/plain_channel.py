@@ -66,7 +66,7 @@ class PlainChannel(WaitingChannel):
         self._reader = zmtp.FrameReader(_KIND, MAX_FRAME_BYTES)
         self._within = False
         self._unsent = memoryview(b"")
-        self._heard = 0.0
+        self._last_seen = 0.0
         self._pinged_at = 0.0
         self._refused: AuthenticationFailed | None = None
         self._greeted = self._opened = self._hung_up = False
@@ -97,7 +97,7 @@ class PlainChannel(WaitingChannel):
         if not self._connected or (not self._is_local and self._poll.poll(0)):
             self._wait_for_connection(self._deadline)
         data = zmtp.head(len(frame)) + frame
-        self._heard = now
+        self._last_seen = now
         self._pinged_at = 0.0
         try:
             sent = self._socket().send(data)
@@ -140,7 +140,7 @@ class PlainChannel(WaitingChannel):
             reader.feed(data)
         answer = self._find_answer()
         if answer is None:
-            self._heard = time.monotonic()
+            self._last_seen = time.monotonic()
             self._pinged_at = 0.0
             self._check()
         elif answer.code != _SUCCESS:
@@ -229,7 +229,7 @@ class PlainChannel(WaitingChannel):
                     self._give_up_if_late(CONNECT_TIMEOUT_MS)
                     return
                 prepare(connection)
-                # A server that wants keys says so, and hangs up on whoever says that he has none.
+                # A server that wants keys says so, and hangs up on clients without them.
                 connection.send(_OPENING[: zmtp.VERSION_BYTES])
                 self._greeted = True
                 self._poll.modify(connection, select.EPOLLIN)
@@ -335,7 +335,7 @@ class PlainChannel(WaitingChannel):
             if self._unsent:
                 self._break()  # nothing can follow half a frame
             raise too_late(self.endpoint)
-        if (now - self._heard) * 1_000 < HEARTBEAT_INTERVAL_MS:
+        if (now - self._last_seen) * 1_000 < HEARTBEAT_INTERVAL_MS:
             return
         if not self._pinged_at:
             # No ping fits behind half of a frame: the rest has to leave in its time.

@@ -37,7 +37,7 @@ from mqmesh.transport.zmq.sockets import (
 from mqmesh.transport.zmq.streams import COPIED_BYTES, Address, Stream, StreamGroup, look_up
 
 LONGEST_PAUSE_MS: Final = 3_000
-"""How long the server may hear nothing of this side before it ends the connection."""
+"""How long this side may be silent before the server ends the connection."""
 
 _KIND: Final = b"DEALER"
 _OPENING: Final = zmtp.opening(_KIND)
@@ -79,7 +79,7 @@ class PlainClient:
         self._is_opened = False
         self._frames: list[memoryview] = []
         self._timer: Timer | None = None
-        self._heard_ms = 0
+        self._last_seen_ms = 0
         self._retry_ms = RECONNECT_MS
         self._refused: AuthenticationFailed | None = None
         self._closed = False
@@ -175,7 +175,7 @@ class PlainClient:
         self._is_opened = False
         self._frames.clear()
         self._stream.start(self)
-        # A server that wants keys says so, and hangs up on whoever says that he has none.
+        # A server that wants keys says so, and hangs up on clients without them.
         self._stream.write(_OPENING[: zmtp.VERSION_BYTES])
         self._plan(HANDSHAKE_TIMEOUT_MS, self._failed)
 
@@ -209,7 +209,7 @@ class PlainClient:
 
     def on_bytes(self, data: bytes) -> None:
         """Implement ``StreamHandler.on_bytes``."""
-        self._heard_ms = self._loop.turn_ns // 1_000_000
+        self._last_seen_ms = self._loop.turn_ns // 1_000_000
         self._reader.feed(data)
         stream = self._stream
         try:
@@ -294,7 +294,7 @@ class PlainClient:
     def _beat(self) -> None:
         """Say that this side lives, and look whether the other one does."""
         now_ms = self._loop.clock.monotonic_ms()
-        silent_ms = now_ms - self._heard_ms
+        silent_ms = now_ms - self._last_seen_ms
         if silent_ms >= HEARTBEAT_TIMEOUT_MS + HEARTBEAT_INTERVAL_MS:
             # This loop may have stood still while the server spoke.
             if self._stream is None or not self._stream.has_come():

@@ -54,10 +54,10 @@ class PlainPeer(AnsweredPeer):
         stream: Its connection.
         is_met: A frame of it was served.
         since_ms: When it connected, monotonic clock.
-        heard_ms: When something came from it last.
+        last_seen_ms: When something came from it last.
         ttl_ms: In which time something has to follow, as its last ping says; 0 if that says
             nothing, None if it has sent none.
-        asked_ms: When it was asked by a ping of ours last.
+        pinged_ms: When it was asked by a ping of ours last.
         stuck_ms: Since when it does not take its answers; 0 while it does.
         surplus: There was no place for it when it came.
         within: The frames of a message are read that has too many.
@@ -68,11 +68,11 @@ class PlainPeer(AnsweredPeer):
     __slots__ = (
         "_answers",
         "_note_refusal",
-        "asked_ms",
-        "heard_ms",
         "incoming",
         "is_met",
+        "last_seen_ms",
         "on_bytes",
+        "pinged_ms",
         "reader",
         "since_ms",
         "stream",
@@ -92,7 +92,7 @@ class PlainPeer(AnsweredPeer):
         self.stream = stream
         self.reader = zmtp.FrameReader(_KIND, max_frame_bytes)
         self.is_met = self.surplus = self.within = False
-        self.since_ms = self.heard_ms = self.asked_ms = self.stuck_ms = 0
+        self.since_ms = self.last_seen_ms = self.pinged_ms = self.stuck_ms = 0
         self.ttl_ms: int | None = None
         self.incoming = 0
 
@@ -153,7 +153,7 @@ class PlainServer(RequestServing):
         self._incoming = 0
         self._turn_ns = -1
         self._served = 0
-        self._excess_told = False
+        self._excess_reported = False
         self._timer: Timer | None = None
         self._late_pings: Timer | None = None
         self.tick_ms = TICK_MS
@@ -223,7 +223,7 @@ class PlainServer(RequestServing):
             self._served = 0
             self.readable_ms = turn_ns // 1_000_000
             self.drained_ms = self.readable_ms
-        peer.heard_ms = self.readable_ms
+        peer.last_seen_ms = self.readable_ms
         reader = peer.reader
         try:
             while reader.rest:
@@ -364,10 +364,10 @@ class PlainServer(RequestServing):
         if due_ms <= now_ms:
             # This process may have stood still, or had no time for the peer, while that spoke.
             if peer.reader.rest or peer.stream.has_come():
-                peer.heard_ms = now_ms
+                peer.last_seen_ms = now_ms
                 return now_ms + LOOK_MS
             self.silent += 1
-            remark = f"a client hangs: nothing came from it for {now_ms - peer.heard_ms} ms"
+            remark = f"a client hangs: nothing came from it for {now_ms - peer.last_seen_ms} ms"
             self.note_refusal(ResponseCode.SYSTEM_BUSY, f"{remark}; its connection is ended")
             self._end(peer)
         if peer.stuck_ms and not peer.is_gone:
@@ -379,16 +379,16 @@ class PlainServer(RequestServing):
     def _sign_due_ms(self, peer: PlainPeer, now_ms: int) -> int:
         """Return when something has to have come of a peer; ask one that does not ping."""
         if peer.ttl_ms:
-            return peer.heard_ms + peer.ttl_ms + HEARTBEAT_INTERVAL_MS
+            return peer.last_seen_ms + peer.ttl_ms + HEARTBEAT_INTERVAL_MS
         if peer.ttl_ms == 0 or not peer.is_met or peer.stuck_ms:
             return NEVER_MS  # a ping would wait behind its answers
-        if peer.heard_ms >= peer.asked_ms:
+        if peer.last_seen_ms >= peer.pinged_ms:
             # One that pings has done so by then, unless it stopped before.
-            if now_ms < peer.heard_ms + PROOF_MS:
-                return peer.heard_ms + PROOF_MS
-            peer.asked_ms = now_ms
+            if now_ms < peer.last_seen_ms + PROOF_MS:
+                return peer.last_seen_ms + PROOF_MS
+            peer.pinged_ms = now_ms
             peer.stream.write(zmtp.PING)
-        return peer.asked_ms + HEARTBEAT_TIMEOUT_MS
+        return peer.pinged_ms + HEARTBEAT_TIMEOUT_MS
 
     def _end(self, peer: PlainPeer) -> None:
         peer.stream.close()
@@ -476,12 +476,12 @@ class PlainServer(RequestServing):
 
     def _check_budget(self) -> None:
         # Not at once: the sender may be in the middle of something.
-        if not self._excess_told and self.held_bytes > self._limits.max_total_pending_bytes:
-            self._excess_told = True
+        if not self._excess_reported and self.held_bytes > self._limits.max_total_pending_bytes:
+            self._excess_reported = True
             self._loop.call_later(0, self._end_worst)
 
     def _end_worst(self) -> None:
-        self._excess_told = False
+        self._excess_reported = False
         by_descriptor = {peer.stream.descriptor: peer for peer in self._peers}
         loads = [
             PeerLoad(descriptor, peer.held + peer.incoming, waiting_since_ms=peer.stuck_ms or None)

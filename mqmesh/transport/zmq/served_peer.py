@@ -16,7 +16,7 @@ from mqmesh.protocol.command import (
 from mqmesh.transport.error_frames import NoteRefusal, error_frame
 from mqmesh.transport.zmq import sockets
 from mqmesh.transport.zmq.memory_accounting import MARK_BYTES, PeerMemory, PeerState
-from mqmesh.transport.zmq.outbox import Outbox
+from mqmesh.transport.zmq.outbox import PeerOutbox
 
 
 class AnswerSender(Protocol):
@@ -127,7 +127,7 @@ class ServedPeer(PeerMemory, AnsweredPeer):
         routing_id: bytes,
         since_ms: int,
         principal: Principal,
-        outbox: Outbox,
+        outbox: PeerOutbox,
         living: Mapping[bytes, int],
         note_refusal: NoteRefusal,
     ) -> None:

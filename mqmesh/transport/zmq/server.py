@@ -30,7 +30,7 @@ from mqmesh.transport.zmq.idle_detection import LOOK_MS, PROOF_MS, IdleDetection
 from mqmesh.transport.zmq.loop import EventLoop
 from mqmesh.transport.zmq.memory_accounting import PeerLoad, PeerMemory
 from mqmesh.transport.zmq.memory_eviction import MemoryEviction
-from mqmesh.transport.zmq.outbox import BUSY_RETRY_AFTER_MS, Outbox
+from mqmesh.transport.zmq.outbox import BUSY_RETRY_AFTER_MS, PeerOutbox
 from mqmesh.transport.zmq.peers import PeerTable, is_automatic
 from mqmesh.transport.zmq.served_peer import ServedPeer
 from mqmesh.transport.zmq.serving import RequestServing
@@ -102,7 +102,7 @@ class CommandServer(RequestServing):
         self._monitor = sockets.monitor(self._socket)
         self._peers = PeerTable()
         self._accounts: dict[bytes, ServedPeer] = {}
-        self._outbox = Outbox(
+        self._outbox = PeerOutbox(
             self._socket,
             loop,
             self._limits,
@@ -234,14 +234,14 @@ class CommandServer(RequestServing):
             frame = socket.recv(_NOBLOCK, copy=False)
             account = self._accounts.get(peer)
             if account is None:
-                self._take_from_stranger(peer, frame)
+                self._take_from_unknown(peer, frame)
             else:
                 self._take(account, frame)
 
     def _take(self, peer: ServedPeer, frame: zmq.Frame) -> None:
         buffer = frame.buffer
         peer.take(len(buffer))
-        peer.heard_ms = self.readable_ms
+        peer.last_seen_ms = self.readable_ms
         if not peer.watched:
             self._watch(peer)
         if frame.more:
@@ -271,7 +271,7 @@ class CommandServer(RequestServing):
             delay_ms = min(max(due_ms - now_ms, LOOK_MS), PROOF_MS)
             self._silence_timer = self._loop.call_later(delay_ms, self._look_for_silent)
 
-    def _take_from_stranger(self, peer: bytes, frame: zmq.Frame) -> None:
+    def _take_from_unknown(self, peer: bytes, frame: zmq.Frame) -> None:
         if peer in self._hung_up:
             sockets.skip_rest(self._socket)
             return
@@ -281,7 +281,7 @@ class CommandServer(RequestServing):
             self._note_malformed(remark)
             opaque = peek_opaque(frame.buffer)
             if opaque is not None:
-                self._fail_stranger(peer, opaque, RemoteProtocolError(remark))
+                self._fail_unknown(peer, opaque, RemoteProtocolError(remark))
             return
         self._on_monitor()  # events of connections come before their frames; see PeerTable
         try:
@@ -301,7 +301,7 @@ class CommandServer(RequestServing):
             self._check_place(descriptor, principal)
         except SystemBusy as error:
             sockets.skip_rest(self._socket)
-            self._fail_stranger(peer, peek_opaque(frame.buffer) or 0, error)
+            self._fail_unknown(peer, peek_opaque(frame.buffer) or 0, error)
             return
         gone = self._peers.meet(peer, descriptor)
         if gone is not None and gone != peer:
@@ -353,11 +353,11 @@ class CommandServer(RequestServing):
             retry_after_ms=BUSY_RETRY_AFTER_MS,
         )
 
-    def _fail_stranger(self, peer: bytes, opaque: int, error: MQMeshError) -> None:
+    def _fail_unknown(self, peer: bytes, opaque: int, error: MQMeshError) -> None:
         """Refuses the frame of a peer that is not served."""
         frame = error_frame(opaque, 0, error, self.note_refusal)
         assert frame is not None
-        self._outbox.send_to_stranger(peer, frame)
+        self._outbox.send_to_unknown(peer, frame)
 
     def _on_monitor(self) -> None:
         for event, descriptor in sockets.read_monitor(self._monitor):

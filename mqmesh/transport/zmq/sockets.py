@@ -176,7 +176,7 @@ def monitor(socket: Socket, *, with_refusals: bool = False) -> Socket:
 
     Args:
         socket: To be watched.
-        with_refusals: Also of handshakes that fail. Not for servers: strangers make those.
+        with_refusals: Also of handshakes that fail. Not for servers: any peer makes those.
 
     Raises:
         TooManyOpenFiles: The process has no descriptor left; ``socket`` is closed then.

@@ -301,8 +301,12 @@ class StreamListener:
         self._files: dict[str, int] = {}
         self._closed = False
 
-    def bind(self, endpoint: str) -> str:
+    def bind(self, endpoint: str, *, shares_port: bool = False) -> str:
         """Listens on an endpoint, ``tcp://host:port`` (port ``*`` or 0: a free one) or ``ipc://path``.
+
+        Args:
+            endpoint: Where.
+            shares_port: As of ``ByteStreamListener``.
 
         Returns:
             The endpoint with the real port.
@@ -311,7 +315,7 @@ class StreamListener:
             OSError: It is taken or may not be used.
         """
         try:
-            listening, bound = self._listen(endpoint)
+            listening, bound = self._listen(endpoint, shares_port=shares_port)
         except OSError as error:
             raise OSError(error.errno, f"cannot listen on {endpoint}: {error}") from error
         self._listening[listening.fileno()] = listening
@@ -332,7 +336,7 @@ class StreamListener:
                     os.unlink(path)
         self._files.clear()
 
-    def _listen(self, endpoint: str) -> tuple[socket.socket, str]:
+    def _listen(self, endpoint: str, *, shares_port: bool) -> tuple[socket.socket, str]:
         family, address = resolve(endpoint, to_listen=True)
         listening = socket.socket(family, socket.SOCK_STREAM)
         try:
@@ -343,6 +347,8 @@ class StreamListener:
                 self._files[address] = os.stat(address).st_ino
             else:
                 listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if shares_port:
+                    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
                 listening.bind(address)
             listening.listen(BACKLOG)
         except BaseException:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     # Clients have none, and need not load the table of commands that it knows.
     from mqmesh.security.guard import Guard
 
-ASKED_PER_TURN: Final = 64
+REQUESTS_PER_TURN: Final = 64
 MAX_FRAMES: Final = 10
 MAX_PART_BYTES: Final = 256
 LOG_REFUSED_MS: Final = 1_000
@@ -60,16 +60,16 @@ class ZapHandler:
         sockets.close(self._socket)
 
     def _on_readable(self) -> None:
-        for _ in range(ASKED_PER_TURN):
+        for _ in range(REQUESTS_PER_TURN):
             try:
-                asker, *frames = self._read()
+                requester, *frames = self._read()
             except zmq.Again:
                 return
             reply, why = answer(frames, self._guard, os.geteuid())
             if why:
                 self._note(why)
             if reply:
-                self._socket.send_multipart([asker, *reply], zmq.NOBLOCK)
+                self._socket.send_multipart([requester, *reply], zmq.NOBLOCK)
 
     def _read(self) -> list[bytes]:
         """Read one question; of one that is too long, leave out what is beyond the limits."""

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from mqmesh.batch.record_batch import MAGIC, check_stored, read_meta
+from mqmesh.batch.iter_batches import iter_batches
+from mqmesh.batch.record_batch import check_stored, read_meta
 from mqmesh.clock import Clock
 from mqmesh.errors import CorruptBatch, StorageError, StoreLocked
 from mqmesh.storage.interface import (
@@ -31,8 +32,10 @@ from mqmesh.storage.interface import (
 from mqmesh.storage.memory import MemoryStore
 from mqmesh.units import CommitLogOffset, TimestampMs
 
-# A deleted topic: magic and length of the name that follows.
-_DELETED = struct.Struct("<4sI")
+# Magic, and length of what follows: all batches of a put, of which a crash leaves all or none, or
+# the name of a deleted topic.
+_HEAD = struct.Struct("<4sI")
+_PUT_MAGIC = b"JPUT"
 _DELETED_MAGIC = b"JDEL"
 
 
@@ -89,24 +92,27 @@ class JournalStore(MemoryStore):
         self._sync()
 
     def _replay_one(self, rest: memoryview) -> int:
-        magic = bytes(rest[:4])
-        if magic == _DELETED_MAGIC and len(rest) >= _DELETED.size:
-            end: int = _DELETED.size + _DELETED.unpack_from(rest)[1]
-            if end > len(rest):
-                return 0
-            super().delete_topic(str(rest[_DELETED.size : end], "utf-8"))
+        if len(rest) < _HEAD.size:
+            return 0
+        magic, size = _HEAD.unpack_from(rest)
+        end: int = _HEAD.size + size
+        if end > len(rest):
+            return 0
+        content = rest[_HEAD.size : end]
+        if magic == _DELETED_MAGIC:
+            super().delete_topic(str(content, "utf-8"))
             return end
-        if magic != MAGIC:
+        if magic != _PUT_MAGIC:
             return 0
         try:
-            header = check_stored(rest)
+            batches = list(iter_batches(content, check_stored))
         except CorruptBatch:
             return 0
-        meta = read_meta(rest, header)
-        data = rest[: header.total_size]
-        batch = BatchToPut(meta.topic, header.queue_id, header, data, meta.tag_hashes)
-        super().put([batch], header.store_timestamp)
-        return header.total_size
+        for header, data in batches:
+            meta = read_meta(data, header)
+            batch = BatchToPut(meta.topic, header.queue_id, header, data, meta.tag_hashes)
+            super().put([batch], header.store_timestamp)
+        return end
 
     def put(
         self,
@@ -118,16 +124,17 @@ class JournalStore(MemoryStore):
         """See ``MessageStore.put``."""
         results = super().put(batches, store_timestamp)
         new = [one.commitlog_offset for one in results if one.status is PutStatus.PUT_OK]
-        self._append(b"".join(map(self.read_at, new)))
+        if new:
+            self._append(_PUT_MAGIC, b"".join(map(self.read_at, new)))
         return results
 
     def delete_topic(self, topic: str) -> None:
         """See ``MessageStore.delete_topic``."""
         super().delete_topic(topic)
-        name = topic.encode()
-        self._append(_DELETED.pack(_DELETED_MAGIC, len(name)) + name)
+        self._append(_DELETED_MAGIC, topic.encode())
 
-    def _append(self, data: bytes) -> None:
+    def _append(self, magic: bytes, content: bytes) -> None:
+        data = _HEAD.pack(magic, len(content)) + content
         try:
             if os.write(self._fd, data) != len(data):
                 raise OSError("only a part could be written")

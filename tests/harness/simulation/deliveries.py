@@ -4,6 +4,9 @@
 D1   what is settled was acknowledged or rejected, was sent back, or is not wanted
 D2   nothing is delivered behind an answered acknowledgement
 D3   nobody gets, and nobody but the holder settles, what a member holds whose lease goes on
+D4   with order by key a message is leased only when all before it of its key are settled, or have
+     the same lease, and settled only behind them, by the lease that has it; no member is given one
+     behind one that it refused; and what may go out does not wait while a member waits
 D5   a message is handed out as often as its group allows, and attempts survive failovers
 D6   members hold no more than the group may, and what a window counts is what it has
 ==== ==================================================================================
@@ -20,21 +23,24 @@ from msgspec.structs import replace
 
 from harness.history import ACKED, RETURNED, Delivery, History, MessageKey
 from harness.simulation.books import RECEIVE, UNWANTED, Books, key_of, tag_of
+from harness.simulation.key_books import (
+    JOBS,
+    MAX_UNSETTLED,
+    KeyBooks,
+    Place,
+    has_waiting,
+    place_of,
+)
 from mqmesh.message import StoredMessage, retry_topic
-from mqmesh.protocol.delivery import SettleAction
+from mqmesh.protocol.delivery import DeliveryMode, SettleAction
 from mqmesh.roles.broker.all_features import BrokerFeatures
 from mqmesh.roles.broker.delivery_state.runs import NOBODY, Run
 from mqmesh.roles.broker.delivery_state.window import DeliveryWindow
 from mqmesh.roles.broker.delivery_state.windows import WindowKey
 
-JOBS: Final = "jobs"
-MAX_UNSETTLED: Final = 10
 MAX_RETRIES: Final = 5
 MOST_PENDING: Final = 100
 """Looks at what was handed out that wait until the log is safe so far."""
-
-Place = tuple[str, str, int, int]
-"""Broker, physical topic, queue id and queue offset."""
 
 
 class Holder(msgspec.Struct, frozen=True):
@@ -45,12 +51,14 @@ class Holder(msgspec.Struct, frozen=True):
         member: Client id.
         until_ms: End of the lease.
         epoch: Of the broker that was looked at.
+        attempt: How often it was handed out.
     """
 
     lease: int
     member: str
     until_ms: int
     epoch: int
+    attempt: int
 
 
 class HandedOut(msgspec.Struct, frozen=True):
@@ -72,11 +80,11 @@ class DeliveryBooks(Books):
         now_ms: The simulation's clock.
         serving: Returns the broker of a name that serves now; None if none does.
         dead: Returns the keys of all dead letters.
+        in_order: The group goes by sharding keys.
 
     Attributes:
+        in_order: See above.
         is_strict: What is answered is safe.
-        handed_again: Messages that members held over a failover and that went to others, too.
-        held_over: Messages that members held over a failover.
     """
 
     def __init__(
@@ -84,8 +92,11 @@ class DeliveryBooks(Books):
         now_ms: Callable[[], float],
         serving: Callable[[str], BrokerFeatures | None],
         dead: Callable[[], set[MessageKey]],
+        *,
+        in_order: bool = False,
     ) -> None:
         super().__init__(now_ms, (JOBS,), {RECEIVE: (JOBS,)})
+        self.in_order = in_order
         self.is_strict = True
         self._serving = serving
         self._dead = dead
@@ -102,6 +113,14 @@ class DeliveryBooks(Books):
         self._judged: dict[tuple[str, WindowKey], set[int]] = {}
         self._unexplained: dict[Place, None] = {}
         self._leaving: set[str] = set()
+        self._order = KeyBooks(
+            in_order, now_ms, lambda what: self._wrong("D4", what), self._given_up
+        )
+
+    @property
+    def delivery(self) -> DeliveryMode:
+        """Mode of the group."""
+        return DeliveryMode.FIFO if self.in_order else DeliveryMode.MESSAGE
 
     # ---- Members ---------------------------------------------------------------------
 
@@ -115,6 +134,7 @@ class DeliveryBooks(Books):
         if not self.is_strict:
             return
         lease = info.fencing_token
+        before = self._order.received(message, place)
         if lease > self._settled.get(place, lease):
             self._wrong("D2", f"{place} was delivered by lease {lease:x} after it was settled")
         holder = self._holder(place)
@@ -123,7 +143,12 @@ class DeliveryBooks(Books):
             and lease > holder.lease
             and lease >> 32 == holder.epoch
             and holder.until_ms >= self._now_ms()
-            and self._given_up.get(place) != holder.lease
+            # Else a consumer gave back by itself what its caller did not get.
+            and info.attempt > holder.attempt
+            # That lease or a later one; it may have had several since the last look.
+            and self._given_up.get(place, NOBODY) < holder.lease
+            # What is behind a message that was given up is taken back.
+            and not any(self._given_up.get(one, NOBODY) >= holder.lease for one in before)
         ):
             self._wrong(
                 "D3", f"{place} was delivered by lease {lease:x}, and {holder} had it still"
@@ -132,7 +157,8 @@ class DeliveryBooks(Books):
         returned = self._returned[place]
         # A consumer gives back what its caller did not ask for in time, and no attempt counts.
         if safe is not None and lease > safe.last_lease and (place, safe.attempt) in self._got:
-            if info.attempt <= safe.attempt - returned:
+            # With order by key brokers take back what is behind a refusal, and no attempt counts.
+            if info.attempt <= safe.attempt - returned - self.in_order:
                 self._wrong("D5", f"attempt {info.attempt} of {place} by lease {lease:x}: {safe}")
         self._got.add((place, info.attempt))
         if info.attempt > MAX_RETRIES + 1 + len(self.kills_ms) + returned:
@@ -148,6 +174,7 @@ class DeliveryBooks(Books):
             self._returned[place] += 1
         elif action != SettleAction.EXTEND:
             self._reported.add(place)
+        self._order.reports(place, lease, action, self._serving(place[0]))
         if action == SettleAction.ACK:
             self.done[RECEIVE].add(key)
             self._sent[place, lease] = self._holder(place)
@@ -170,6 +197,8 @@ class DeliveryBooks(Books):
         if error is not None or action not in (SettleAction.ACK, SettleAction.REJECT):
             return
         broker = self._serving(place[0])
+        if action == SettleAction.ACK and self.is_strict:
+            self._order.acknowledged(place, lease, broker)
         known = self._lives.get(place[0])
         if broker is not None:
             self._settled[place] = broker.state.windows.numbers.last
@@ -180,6 +209,7 @@ class DeliveryBooks(Books):
             before is not None
             and before == holder
             and holder.lease > lease
+            and holder.until_ms >= self._now_ms()
             and self._given_up.get(place) != holder.lease
             and (place, holder.lease) not in self._sent
             and self.is_strict
@@ -194,8 +224,13 @@ class DeliveryBooks(Books):
 
     # ---- Brokers ---------------------------------------------------------------------
 
-    def look(self, name: str) -> None:
-        """Looks at the windows of a broker."""
+    def look(self, name: str, *, is_awake: bool = True) -> None:
+        """Looks at the windows of a broker.
+
+        Args:
+            name: Its name.
+            is_awake: Its process does not stand still.
+        """
         broker = self._serving(name)
         if broker is None or not self.is_strict:
             self._holders.pop(name, None)
@@ -206,15 +241,18 @@ class DeliveryBooks(Books):
         windows = broker.state.windows
         holders: dict[Place, Holder] = {}
         handed: dict[Place, HandedOut] = {}
+        free: list[Place] = []
         for key, window in windows.items():
-            self._look_at(name, broker, key, window, holders)
+            open_ = self._look_at(name, broker, key, window, holders)
+            free += self._order.look(name, broker, key, window, open_)
             if key not in windows.changed:
                 handed.update(
                     (place, HandedOut(windows.numbers.last, run.attempt))
-                    for place, run in _open_of(name, key, window)
+                    for place, run in open_.items()
                     if run.member not in self._leaving
                 )
         self._holders[name] = holders
+        self._order.look_at_free(name, free if is_awake and has_waiting(broker) else [])
         if sum(len(one.runs) for _, one in windows.items()) != windows.numbers.runs:
             self._wrong("D6", f"{name} counts {windows.numbers.runs} leases")
         pending = self._pending[name]
@@ -230,35 +268,40 @@ class DeliveryBooks(Books):
         key: WindowKey,
         window: DeliveryWindow,
         holders: dict[Place, Holder],
-    ) -> None:
+    ) -> dict[Place, Run]:
+        """Judges a window; returns its messages that are not settled, and adds who has them."""
         group, topic, queue_id = key
         members = broker.state.groups.find(group)
         connected = set() if members is None else set(members.members) - self._leaving
-        open_: set[int] = set()
+        open_: dict[Place, Run] = {}
         own, numbers = 0, broker.state.windows.numbers
         for place, run in _open_of(name, key, window):
-            offset = place[-1]
             own += run.lease > numbers.first
-            if offset in open_:
+            if place in open_:
                 self._wrong("D6", f"{place} stands in two leases")
-            open_.add(offset)
+            open_[place] = run
             if run.lease != NOBODY and run.member in connected:
-                holders[place] = Holder(run.lease, run.member, run.until_ms, broker.core.epoch)
+                holders[place] = Holder(
+                    run.lease, run.member, run.until_ms, broker.core.epoch, run.attempt
+                )
         if len(open_) != window.unsettled:
             self._wrong("D6", f"{key} of {name} has {len(open_)} open, counts {window.unsettled}")
         # A new master takes over what its log does not know, too, when members show it.
-        if own > MAX_UNSETTLED or window.unsettled > 2 * MAX_UNSETTLED:
-            self._wrong("D6", f"{key} of {name} has {len(open_)} open, {own} of them given out")
-        floor = min([*open_, window.next_offset])
+        held = window.unsettled - window.passed * self.in_order
+        if own > MAX_UNSETTLED or held > 2 * MAX_UNSETTLED:
+            self._wrong("D6", f"{key} of {name} has {held} given out, {own} of them by itself")
+        offsets = {place[-1] for place in open_}
+        floor = min([*offsets, window.next_offset])
         committed = broker.state.committed.query(group, topic, queue_id)
         if not floor == window.floor == committed:
             self._wrong("D6", f"{key} of {name}: floor {window.floor}, {committed} not {floor}")
         judged = self._judged.setdefault((name, key), set())
-        for offset in set(range(window.next_offset)) - open_ - judged:
+        for offset in set(range(window.next_offset)) - offsets - judged:
             judged.add(offset)
             place = (name, topic, queue_id, offset)
             if place not in self._reported:
                 self._unexplained[place] = None
+        return open_
 
     # ---- In the end --------------------------------------------------------------------
 
@@ -291,12 +334,6 @@ class DeliveryBooks(Books):
             for one in history.attempts
         ]
         return history
-
-
-def place_of(message: StoredMessage) -> Place:
-    """Returns the place of a message, in a topic of its own or of retries."""
-    info = message.info
-    return info.broker_name, info.topic, info.queue_id, int(message.queue_offset)
 
 
 def _is_wanted(key: MessageKey) -> bool:

@@ -6,6 +6,7 @@ after a loss of power only what was synced is, and some of what followed, the la
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Final
 
@@ -37,13 +38,18 @@ SLOWEST_SYNCS_MS: Final = (3, 30, 300)
 
 
 class LogRecord(msgspec.Struct):
-    """One batch in the log, or a deletion of its topic when there are no bytes."""
+    """One batch in the log, or a deletion of its topic when there are no bytes.
+
+    Attributes:
+        goes_on: The next one is of the same group.
+    """
 
     topic: str
     queue_id: int
     data: bytes
     tag_hashes: bytes
     end: int
+    goes_on: bool = False
 
 
 class Disk:
@@ -157,9 +163,10 @@ class LoggedStore(MemoryStore):
         if self._disk.full:
             raise DiskFull("the simulated disk is full")
         results = super().put(batches, store_timestamp)
-        for batch, result in zip(batches, results, strict=True):
+        for number, (batch, result) in enumerate(zip(batches, results, strict=True), 1):
             if result.status is PutStatus.PUT_OK:
-                self._append(batch, result)
+                following = batches[number].group if number < len(batches) else 0
+                self._append(batch, result, goes_on=0 < batch.group == following)
         if results:
             self._plan_sync()
             if self._disk.on_write is not None:
@@ -229,10 +236,12 @@ class LoggedStore(MemoryStore):
 
     # ---- The disk ----------------------------------------------------------------------
 
-    def _append(self, batch: BatchToPut, result: PutResult) -> None:
+    def _append(self, batch: BatchToPut, result: PutResult, *, goes_on: bool) -> None:
         queue = batch.topic, batch.queue_id
         data = self._log[result.commitlog_offset]
-        self._disk.records.append(LogRecord(*queue, data, bytes(batch.tag_hashes), self._end))
+        self._disk.records.append(
+            LogRecord(*queue, data, bytes(batch.tag_hashes), self._end, goes_on)
+        )
         if self._at_once:
             self._hidden.setdefault(queue, result.base_queue_offset)
             end = result.base_queue_offset + batch.header.message_count
@@ -274,11 +283,11 @@ class LoggedStore(MemoryStore):
             raise StoreClosed("a sync of the simulated disk failed")
 
     def _recover(self) -> None:
-        records, self._disk.records = self._disk.records, []
+        records = list(takewhile(self.takes, self._disk.records))
+        while records and records[-1].goes_on:  # the log does not end inside of a group
+            records.pop()
+        self._disk.records = records
         for record in records:
-            if not self.takes(record):
-                break
-            self._disk.records.append(record)
             if record.data:
                 self._restore(record)
             else:

@@ -10,7 +10,7 @@ Histories over failovers show H1 (C1, C3, C5), H5 (C6), H6 (C4) and H7 (C7, C9),
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -203,7 +203,7 @@ class ElectionRun(Run):
     def _leading(self) -> BrokerFeatures | None:
         """Returns the broker that serves as the master of the newest epoch."""
         process = self._master()
-        role = process.server._role if process is not None and process.up else None
+        role = _role_of(process) if process is not None and process.up else None
         features: BrokerFeatures | None = None if role is None else role.features
         return features if role is not None and role.serves else None
 
@@ -373,6 +373,17 @@ class ElectionRun(Run):
 def leadership_of(process: Process) -> Leadership | None:
     member = _member_of(process)
     return None if member is None else member.leadership
+
+
+def knows_owners(process: Process) -> bool:
+    """Returns whether a master's log has all owners of queues of the epochs before."""
+    known: bool = _role_of(process).features.locks.knows_owners
+    return known
+
+
+def _role_of(process: Process) -> Any:
+    """Returns what a broker serves as."""
+    return process.server._role
 
 
 def promised_epoch_of(process: Process) -> int:

@@ -161,10 +161,14 @@ class SimulatedProducer(Client):
             self._send_one(topic)
         self.later(SEND_EVERY_MS, self._send)
 
+    def make_message(self, topic: str, number: int) -> Message:
+        """Makes a message."""
+        return Message(topic, body_of(self.life, number), tag=tag_of(number))
+
     def _send_one(self, topic: str) -> None:
         chance = self.transport.node.random
         number, producer = next(self._numbers), self.life
-        message = Message(topic, body_of(producer, number), tag=tag_of(number))
+        message = self.make_message(topic, number)
         if topic == DELAYED:
             delay_ms = chance.randint(500, 15_000)
             clock = self.transport.clock
@@ -182,7 +186,7 @@ class SimulatedProducer(Client):
         future.add_done_callback(lambda one: self.books.outcome(topic, key, one))
 
 
-class _Pushing(PushConsumer):
+class SimulatedPushConsumer(PushConsumer):
     """A push consumer whose workers are steps of the simulation."""
 
     def __init__(self, client: "SimulatedPush", group: str, **options: Any) -> None:
@@ -210,7 +214,7 @@ class SimulatedPush(Client):
 
     def make(self) -> PushConsumer:
         """Makes the client."""
-        consumer = _Pushing(self, self.group, consume_orderly=self.group == ORDER)
+        consumer = SimulatedPushConsumer(self, self.group, consume_orderly=self.group == ORDER)
         for topic in READERS[self.group]:
             consumer.subscribe(topic, listener=self._listen)
         return consumer
@@ -351,15 +355,23 @@ class SimulatedAdministrator(Client):
 
     def begin(self) -> None:
         """Changes things, one behind the other."""
+        self._is_asking = False
         self.later(CHANGE_EVERY_MS, self._change)
+
+    def restart(self, away_ms: int = REPLACE_MS) -> None:
+        """Says goodbye, but not amid a request: ``close`` would wait for it in its own thread."""
+        if not self._is_asking:
+            super().restart(away_ms)
 
     def _change(self) -> None:
         if not self.sending:
             return
         changes = (self._make, self._delete, self._widen, self._put_group, self._reset)
         # Some of the brokers may be down, or nobody lead: what was done stays.
+        self._is_asking = True
         with suppress(MQMeshError):
             self.transport.node.random.choice(changes)()
+        self._is_asking = False
         self.later(CHANGE_EVERY_MS, self._change)
 
     def _make(self) -> None:

@@ -21,8 +21,10 @@ from harness.ha_model import explore_all
 from harness.simulation.election import ElectionRun
 from harness.simulation.failover import FailoverRun
 from harness.simulation.owners import OwnersRun
+from harness.simulation.processing import ProcessingRun
 from harness.simulation.receiving import ReceiveElectionRun, ReceiveFailoverRun, ReceiveRun
 from harness.simulation.run import Outcome, Run, run_seed
+from harness.simulation.tables import TableRun
 
 QUIET: Final = logging.CRITICAL + 1
 BAR: Final = 30
@@ -104,6 +106,10 @@ def _outcomes(options: argparse.Namespace) -> Iterator[Outcome]:
     kind = kinds[2 if options.election else 1 if options.failover else 0]
     if options.owners:
         kind = OwnersRun
+    elif options.processing:
+        kind = ProcessingRun
+    elif options.tables:
+        kind = TableRun
     if options.jobs == 1:
         yield from map(partial(_run, kind=kind, secure=options.secure), _seeds(options))
         return
@@ -146,18 +152,25 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--jobs", type=int, help="processes that share the seeds (default: one for each processor)"
     )
-    parser.add_argument(
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument(
         "--failover", action="store_true", help="a machine is lost, its follower takes over"
     )
-    parser.add_argument(
+    kind.add_argument(
         "--election", action="store_true", help="replicas elect their master, whatever goes wrong"
     )
     parser.add_argument("--receive", action="store_true", help="members acknowledge each message")
     parser.add_argument(
         "--secure", action="store_true", help="nobody gets in without a key, and strangers try"
     )
-    parser.add_argument(
+    kind.add_argument(
         "--owners", action="store_true", help="ordered members come and go while masters are lost"
+    )
+    kind.add_argument(
+        "--processing", action="store_true", help="members make messages of messages, exactly once"
+    )
+    kind.add_argument(
+        "--tables", action="store_true", help="registers of a table while masters are lost"
     )
     parser.add_argument(
         "--model", action="store_true", help="all courses of elections within bounds, no seeds"

@@ -1,6 +1,7 @@
 """Workers that call listeners, as steps of the simulation: a call takes time, and may never end."""
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Final
 
 from mqmesh.message import StoredMessage
@@ -74,6 +75,12 @@ class SimulatedWorkers(Workers):
             result = turn.work.listener(messages)
         except Exception as error:
             result = error
+        if isinstance(result, Future):
+            result.add_done_callback(lambda one: self._end_later(turn, one.exception()))
+        else:
+            self._end_later(turn, result)
+
+    def _end_later(self, turn: Turn, result: object) -> None:
         usual_ms = ORDERED_CALL_MS if turn.work.in_order else CALL_MS
         self._node.after(call_ms(self._node, usual_ms), lambda: self._end(turn, result))
 

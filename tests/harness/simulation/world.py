@@ -95,6 +95,8 @@ class Process:
             self._dead.append(self.server)
             if isinstance(self.server, CoordinatorServer):
                 self.server.stop()  # the next life opens the same file
+            if isinstance(self.server, BrokerServer):
+                self.server.rows.abandon()  # likewise
 
     def stop(self) -> None:
         """Stops the role as SIGTERM does: the role says goodbye."""

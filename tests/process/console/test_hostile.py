@@ -14,7 +14,7 @@ from harness.browser import Browser, open_browser
 from harness.console import WELL, ConsoleWorld, serve_console
 from harness.console_scene import EMPTY, rows
 
-from mqmesh.console.cluster_view import AlarmView, Figures, GroupLag, ProcessView, TopicRate
+from mqmesh.console.cluster_view import AlarmView, ClusterReadings, GroupLag, ProcessView, TopicRate
 from mqmesh.message import Message
 from mqmesh.protocol.admin import QueueStats, TopicStats
 from mqmesh.protocol.client_rpc import RunningInfo
@@ -79,7 +79,7 @@ def world_of(name: str) -> ConsoleWorld:
             "running_info": running,
         },
         view=view,
-        figures=Figures({name: 1.0}, {name: 1.0}, [lag], {name: 0.5}),
+        readings=ClusterReadings({name: 1.0}, {name: 1.0}, [lag], {name: 0.5}),
     )
 
 

@@ -12,9 +12,11 @@ from harness.console_scene import EMPTY, READ, TOPIC
 from mqmesh.console.app import find_routes
 from mqmesh.console.page import ConsoleAction, ConsolePage
 from mqmesh.message import Message
+from mqmesh.sdk.tables.key_value import KeyValue
 
 SHOWN = [one.path for one in find_routes() if isinstance(one, ConsolePage) and one.template]
 PATHS = SHOWN + [one.path for one in find_routes() if isinstance(one, ConsoleAction)]
+TABLE = "settings"
 PHONE = {"width": 360, "height": 780, "deviceScaleFactor": 2, "mobile": True}
 SERIOUS = ("serious", "critical")
 RUN = """
@@ -42,6 +44,8 @@ def axe(data_dir) -> str:
 @pytest.fixture(scope="module")
 def known(scene) -> dict[str, str]:
     """Arguments that lead to what is there; ``message_id`` by the beginning of a path, too."""
+    with KeyValue(TABLE, create=True, **scene.keys) as table:
+        table.put("shop/ulm", b"open")
     delayed = scene.producer.send(Message(EMPTY, b"later").delayed_by(3_600_000))
     return {
         "topic": TOPIC,
@@ -49,6 +53,7 @@ def known(scene) -> dict[str, str]:
         "broker_name": "broker-a",
         "name": "shop",
         "user": "shop",
+        "key": "shop/ulm",
         "client_id": scene.members[0].consumer.client_id,
         "message_id": scene.delivered()[0].message_id,
         "/delayed": delayed.message_id,
@@ -60,8 +65,11 @@ def address(known: dict[str, str], path: str) -> str:
     """Fill the placeholders of a path, and give its page what it may want."""
     beginning = "/" + path.split("/")[1]
     values = known | {"message_id": known.get(beginning, known["message_id"])}
+    if beginning == "/tables":
+        values["topic"] = TABLE
     filled = path.format(**{name: quote(value) for name, value in values.items()})
-    asked = {name: known[name] for name in ("client_id", "topic", "group") if name not in path}
+    names = ("client_id", "topic", "group", "key")
+    asked = {name: known[name] for name in names if f"{{{name}}}" not in path}
     return f"{filled}?{urlencode(asked)}"
 
 

@@ -18,12 +18,10 @@ from harness.console_scene import ConsoleScene
 from harness.patience import until
 from harness.rights import (
     ADMIN,
-    GROUP,
     INTERNAL,
     PUB,
     SUB_GROUP,
     SUB_TOPIC,
-    TOPIC,
     VIEW,
     Caller,
     callers,
@@ -37,6 +35,7 @@ from mqmesh.sdk.admin.group_admin import GroupAdmin
 from mqmesh.security.access_list import AccessList, read_access_list, write_access_list
 from mqmesh.security.keys import load_credentials, save_credentials
 
+TOPIC, GROUP = "orders", "billing"
 ENOUGH = {
     Right.VIEW: {VIEW},
     Right.VIEW_OWN: {VIEW, SUB_TOPIC, SUB_GROUP},
@@ -80,7 +79,11 @@ def let_in(scene: ConsoleScene, caller: Caller) -> None:
 @pytest.fixture(scope="module")
 def known(scene) -> list[Caller]:
     """All kinds of users, in the access list and at the console."""
-    found = [one for one in callers() if one.name != "admin" and one.user is not None]
+    found = [
+        one
+        for one in callers(TOPIC, GROUP)
+        if one.name != "admin" and one.user is not None and not one.namespace
+    ]
     today = datetime.datetime.now(datetime.UTC).date()
     with AccessClient(**scene.keys) as access:
         info = access.access_list()

@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 from harness.browser import Browser
 from harness.console_scene import TOPIC, ConsoleScene, confirm, log_in, plan, rows
+from harness.oracle.scenes import heartbeat
 from harness.stopwatch import Stopwatch
 
 from mqmesh.errors import MQMeshError, NoPermission
 from mqmesh.message import Message
+from mqmesh.protocol.remoting.codes import RemotingStatus
 from mqmesh.sdk.producer.producer import Producer
 
 BROKER = "broker-a"
 PROCESSES = '[data-test="card-processes"]'
+CLIENTS_OF_ROCKETMQ = '[data-test="gateway-clients"]'
 SHOWS_S = 15.0
 PATIENCE_S = 60.0
 
@@ -166,3 +169,21 @@ form.set("typed", arguments[1]);
 fetch(arguments[0], {method: "POST", body: new URLSearchParams(form)})
     .then((one) => done(one.status));
 """
+
+
+def test_a_client_of_rocketmq_is_seen_until_it_leaves(scene, browser):
+    client_id = "10.0.0.7@<b>4711</b>"
+    with closing(scene.rocketmq(client_id)) as client:
+        assert heartbeat(client, "java", TOPIC).code == RemotingStatus.SUCCESS
+        browser.open("/gateway")
+        (row,) = browser.wait(lambda: rows(browser, CLIENTS_OF_ROCKETMQ))
+        assert row[:2] == [client_id, "admin"]
+        assert row[2].startswith("127.0.0.1:")
+        assert row[3:7] == ["java-p", "java", TOPIC, "JAVA 493 by remoting"]
+        browser.press("java", "main")
+        browser.wait(lambda: client_id in browser.text("main"))
+        browser.open("/gateway?search=shop")
+        browser.wait(lambda: "No client is called so." in browser.text("main"))
+        browser.open("/gateway")
+        browser.wait(lambda: rows(browser, CLIENTS_OF_ROCKETMQ))
+    browser.wait(lambda: "No client of RocketMQ is connected" in browser.text("main"))

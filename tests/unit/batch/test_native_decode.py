@@ -323,7 +323,7 @@ def test_arguments_of_other_kinds_are_errors(arguments):
 
 
 def test_a_topic_beyond_ascii_is_left_to_others():
-    assert native_decode._decoder.decode(b"\x91", 1, "é", 0, BATCH) is None
+    assert native_decode._decoder.decode(b"\x91", 1, "é", 0, BATCH, "é") is None
 
 
 class Collected(msgspec.Struct, array_like=True):
@@ -565,3 +565,38 @@ def test_it_agrees_with_the_careful_way_about_anything(data, count):
     found = plain(data, count)
     if found is not None:
         assert found == carefully(data, count)
+
+
+def in_namespace(topic: str, *own: str) -> list[StoredMessage]:
+    batch = encode_batch(
+        [Message(one, b"x", keys=["k"]) for one in own],
+        topic=topic,
+        queue_id=0,
+        producer_id=1,
+        first_sequence=0,
+        born_timestamp=1,
+    )
+    return decode_messages(batch, check_batch(batch), namespace="shop")
+
+
+@pytest.mark.parametrize("is_in_c", [True, False])
+@pytest.mark.parametrize(
+    ("topic", "own", "shown"),
+    [
+        ("shop%orders", ["shop%orders"] * 2, ("orders", ["orders"] * 2)),
+        ("%RETRY%shop%g", ["shop%a", "shop%b"], ("%RETRY%g", ["a", "b"])),
+        ("%DLQ%shop%g", ["shop%a", "bank%b"], ("%DLQ%g", ["a", "bank%b"])),
+        ("bank%orders", ["bank%orders"], ("bank%orders", ["bank%orders"])),
+        ("shop%orders", ["shop%orders", "other"], ("orders", ["orders"] * 2)),
+    ],
+)
+def test_messages_are_shown_without_their_namespace(monkeypatch, is_in_c, topic, own, shown):
+    if not is_in_c:
+        monkeypatch.setattr(native_decode, "_decoder", None)
+    messages = in_namespace(topic, *own)
+    assert (messages[0].message_queue.topic, [one.topic for one in messages]) == shown
+
+
+def test_messages_of_a_namespace_share_their_topic():
+    first, second = in_namespace("shop%orders", "shop%orders", "shop%orders")
+    assert first.topic is second.topic or not is_compiled()

@@ -348,18 +348,19 @@ def test_without_the_part_in_c_everything_is_left_to_others(monkeypatch):
     [
         (),
         ([],),
-        ([], 5, True),
-        ([], 5, 1, True),
-        ([], "5", True, True),
-        ([], 5, True, 0),
+        ([], 5, True, True),
+        ([], 5, 1, True, ""),
+        ([], "5", True, True, ""),
+        ([], 5, True, 0, ""),
         ([], 5, True, True, 0),
+        ([], 5, True, True, "", 0),
     ],
 )
 def test_the_part_in_c_refuses_other_arguments(arguments):
     with pytest.raises(TypeError, match="encode takes"):
         native_encode._encoder.encode(*arguments)
     with pytest.raises(OverflowError):
-        native_encode._encoder.encode([], 1 << 80, True, False)
+        native_encode._encoder.encode([], 1 << 80, True, False, "")
 
 
 @pytest.mark.parametrize("place", [0, 1, 3, 4, 6, 7, 8])
@@ -408,7 +409,7 @@ def test_a_list_that_another_thread_changes_makes_whole_batches():
     changer.start()
     try:
         for _ in range(3_000):
-            payload = native_encode._encoder.encode(batch, MAX_BODY, False, True)
+            payload = native_encode._encoder.encode(batch, MAX_BODY, False, True, "")
             bodies = {one.body[:1] for one in decode_payload(payload[0])}
             assert len(bodies) == 1
     finally:
@@ -464,3 +465,21 @@ def test_nothing_legal_is_left_to_others(batch):
     payload = plain(batch)
     assert payload is not None
     assert payload == carefully(batch)
+
+
+@pytest.mark.parametrize("topic", ["t", "x" * 26, "x" * 122, "x" * 251])
+def test_a_prefix_stands_in_front_of_each_topic(topic):
+    messages = [Message(topic, b"x", tag="a", keys=["k"]), Message(topic, b"yy")]
+    whole = encode_payload(
+        [msgspec.structs.replace(one, topic=f"shop%{topic}") for one in messages]
+    )
+    assert encode_payload(messages, prefix="shop%") == whole
+    assert plain(messages, prefix="shop%") in (None, whole)
+    assert is_compiled() == (plain(messages, prefix="shop%") is not None)
+    assert [one.topic for one in messages] == [topic, topic]
+
+
+def test_a_topic_is_too_long_with_its_prefix():
+    longest = "x" * native_encode.LONGEST_TOPIC
+    assert plain([Message(longest, b"x")]) is not None or not is_compiled()
+    assert plain([Message(longest, b"x")], prefix="%") is None

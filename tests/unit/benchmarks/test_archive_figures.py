@@ -3,31 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
-import sys
 
 import pytest
 
 from mqmesh.units import GIB, MIB
 
-MODULES = ("commands", "dump_content", "figures", "orders")
-
 
 @pytest.fixture
-def load(monkeypatch, project_root):
-    """Imports a module of the benchmark, which is not installed."""
-    monkeypatch.syspath_prepend(str(project_root / "benchmarks" / "archive"))
-    for name in MODULES:
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    yield importlib.import_module
-    for name in MODULES:
-        sys.modules.pop(name, None)
-
-
-@pytest.fixture
-def figures(load):
-    return load("figures")
+def figures(load_archive_benchmark):
+    return load_archive_benchmark("figures")
 
 
 def under_load(figures, **changes):
@@ -138,8 +123,8 @@ def test_a_module_that_does_not_load_is_named(figures):
     assert row.value == "299 of 300; mqmesh.x: no pyarrow"
 
 
-def test_the_hash_of_a_dump_knows_places_and_bodies_and_no_order(load):
-    dump = load("dump_content")
+def test_the_hash_of_a_dump_knows_places_and_bodies_and_no_order(load_archive_benchmark):
+    dump = load_archive_benchmark("dump_content")
 
     def line(place, ordinal, body):
         return json.dumps({"commitlog_offset": place, "ordinal": ordinal, "body": body}).encode()

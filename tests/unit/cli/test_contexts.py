@@ -13,7 +13,7 @@ from harness.keys import credentials
 
 from mqmesh.cli import contexts, main
 from mqmesh.cli.credentials import choose_cluster
-from mqmesh.errors import ConfigError
+from mqmesh.errors import ConfigError, InvalidArgument
 from mqmesh.sdk.client.options import DEFAULT_NAMESRV
 from mqmesh.security.keys import save_credentials
 
@@ -44,6 +44,7 @@ def test_contexts_are_added_used_listed_and_removed(run, home):
     assert run("add", "prod", "--namesrv", "a:1, b:2") == {
         "context": "prod",
         "namesrv": "a:1;b:2",
+        "namespace": "",
         "credentials": "",
         "in_use": False,
     }
@@ -147,3 +148,30 @@ def test_a_command_asks_the_context_it_is_told(run, capsys):
     assert "127.0.0.1:1" in json.loads(capsys.readouterr().err)["error"]
     assert main.main(["--context", "unknown", "topic", "list"]) == 2
     assert "no context 'unknown' (prod)" in capsys.readouterr().err
+
+
+def chosen_namespace(monkeypatch, variable, *, said=None, context=None):
+    with monkeypatch.context() as patch:
+        patch.setenv("MQMESH_NAMESPACE", variable)
+        choose_cluster(None, context, Path("mqmesh-data"), said)
+        return os.environ["MQMESH_NAMESPACE"]
+
+
+def test_the_namespace_is_said_or_of_a_named_context_or_the_variable_or_the_context(
+    run, monkeypatch
+):
+    assert run("add", "shop", "--namesrv", "a:1", "--namespace", "shop")["namespace"] == "shop"
+    assert run("add", "none", "--namesrv", "a:1")["namespace"] == ""
+    run("use", "shop")
+    assert chosen_namespace(monkeypatch, "") == "shop"
+    assert chosen_namespace(monkeypatch, "bank") == "bank"
+    assert chosen_namespace(monkeypatch, "bank", context="shop") == "shop"
+    assert chosen_namespace(monkeypatch, "bank", context="none") == "bank"
+    assert chosen_namespace(monkeypatch, "bank", context="shop", said="x") == "x"
+    assert chosen_namespace(monkeypatch, "bank", said="") == ""
+    with pytest.raises(InvalidArgument, match="namespace 'a%b'"):
+        chosen_namespace(monkeypatch, "", said="a%b")
+    code, error = run("add", "x", "--namesrv", "a:1", "--namespace", "a%b")
+    assert (code, "namespace" in error) == (2, True)
+    run("remove", "shop")
+    assert chosen_namespace(monkeypatch, "") == ""

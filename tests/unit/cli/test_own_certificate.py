@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import stat
+import subprocess
 from pathlib import Path
 
 from mqmesh.certificates import ServerCertificate
 from mqmesh.cli.processes.gateway import with_own_certificate
-from mqmesh.roles.gateway.config import GatewayConfig
+from mqmesh.roles.gateway.config import SHARED_LOCK, GatewayConfig
+from mqmesh.storage.files.directory_lock import hold_file
 
 
 def test_a_certificate_is_made_once_and_used_again(tmp_path):
@@ -19,6 +21,20 @@ def test_a_certificate_is_made_once_and_used_again(tmp_path):
     before = key.read_bytes()
     assert with_own_certificate(config) == made
     assert key.read_bytes() == before
+
+
+def test_another_worker_can_change_what_they_share_meanwhile(tmp_path, monkeypatch):
+    def run(arguments: list[str], **options: object) -> None:
+        with hold_file(tmp_path / SHARED_LOCK, wait=False):
+            (tmp_path / "own-key.pem").write_text("the other's")
+            (tmp_path / "own-cert.pem").write_text("the other's")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    made = with_own_certificate(GatewayConfig(store_path_root_dir=str(tmp_path)))
+    assert Path(made.tls_key_file).read_text() == "the other's"
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *("own-cert.pem", "own-key.pem", SHARED_LOCK)
+    }
 
 
 def test_one_that_is_named_is_taken(tmp_path):

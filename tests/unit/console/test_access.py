@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from harness.console import KEY, ConsoleWorld, open_console, users_of
 
-from mqmesh.console.cluster_view import QUOTA_MESSAGES, Figures
+from mqmesh.console.cluster_view import QUOTA_MESSAGES, ClusterReadings
 from mqmesh.console.queries.access import AUDIT_BYTES, fingerprint
 from mqmesh.errors import NoPermission, UnsupportedCommand
 from mqmesh.protocol.admin import AccessListInfo
@@ -47,7 +47,7 @@ LIST = AccessList(
 
 @pytest.fixture
 def world():
-    figures = Figures(
+    readings = ClusterReadings(
         {},
         {},
         [],
@@ -65,7 +65,7 @@ def world():
             ],
             "put_access_list": [],
         },
-        figures=figures,
+        readings=readings,
     )
     return world
 

@@ -43,7 +43,12 @@ def world():
 def test_a_client_is_lent_again(world):
     async def scene():
         async with world.clients.lend("a", GroupAdmin) as first:
-            assert first.options == {"timeout_ms": 3_000, "broker_name": "", "credentials": "a"}
+            assert first.options == {
+                "timeout_ms": 3_000,
+                "broker_name": "",
+                "credentials": "a",
+                "namespace": "",
+            }
         async with world.clients.lend("a", AdminClient) as again:
             assert again is first, "who administers groups can do less, too"
         async with world.clients.lend("a", GroupAdmin, "broker-a") as other:

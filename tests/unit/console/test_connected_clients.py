@@ -7,8 +7,10 @@ from harness.console import ConsoleWorld, open_console
 
 from mqmesh.console.queries.clients import client_row
 from mqmesh.errors import RequestTimeout
+from mqmesh.protocol.gateway import GatewayClient
 from mqmesh.protocol.groups import ClientInfo
 from mqmesh.protocol.route import BrokerAddress, BrokerData, ClusterInfo
+from mqmesh.roles.supervisor.run_file import RoleEntry, RunRecord, write_record
 
 ID = "vm1:4711@DEFAULT#1f2e"
 
@@ -57,3 +59,43 @@ def test_clients_of_a_broker_that_does_not_answer_are_missing_and_it_is_said(wor
 @pytest.mark.parametrize("client_id", ["", "@", "a:b@x", ":7", "host:²@x", "x" * 512])
 def test_an_id_of_another_kind_has_no_machine(client_id):
     assert client_row(client_id, [("broker-a", info(client_id))]).pid == 0
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """The data folder of a cluster with two gateways."""
+    roles = [
+        RoleEntry(role=role, name=name, endpoint=f"ipc://{name}", state="running")
+        for role, name in (("gateway", "g-1"), ("gateway", "g-2"), ("schedule", "s"))
+    ]
+    write_record(tmp_path, RunRecord(pid=1, started_ms=1, namesrv="h:1", roles=roles))
+    return tmp_path
+
+
+def test_clients_of_rocketmq_are_those_of_all_gateways(folder):
+    java = GatewayClient(
+        "10.0.0.7@1",
+        "shop",
+        "remoting",
+        "10.0.0.7:5",
+        "JAVA",
+        "497",
+        True,
+        5,
+        [],
+        ["g"],
+        ["t", "and 7 more"],
+        [],
+    )
+    known = {"ipc://g-1": [java], "ipc://g-2": RequestTimeout("silence")}
+    world = ConsoleWorld({"gateway_clients": known.__getitem__})
+    client = open_console(world, data_dir=str(folder))
+    found = client.get("/api/v1/gateway", params={"search": "SHOP"}).json()
+    (row,) = found["rows"]
+    assert (row["gateway"], row["address"], row["topics"][0]) == ("g-1", "10.0.0.7:5", "t")
+    page = client.get("/gateway").text
+    assert "no answer of g-2" in page
+    assert "/groups/g" in page
+    assert "<div>and 7 more</div>" in page
+    assert "JAVA 497 by remoting" in page
+    assert "No client of RocketMQ" in open_console(world).get("/gateway").text

@@ -98,7 +98,7 @@ def page_after(watch, trouble):
     for _ in range(0, SHOWS_MS, REFRESH_MS):
         watch.look()
     sampler = watch.sampler
-    return open_console(ConsoleWorld(view=sampler.view, figures=sampler.figures)).get("/").text
+    return open_console(ConsoleWorld(view=sampler.view, readings=sampler.readings)).get("/").text
 
 
 @pytest.mark.parametrize(

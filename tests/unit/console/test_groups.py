@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from harness.console import ConsoleWorld, open_console
 
-from mqmesh.console.cluster_view import Figures, GroupLag
+from mqmesh.console.cluster_view import ClusterReadings, GroupLag
 from mqmesh.errors import GroupNotFound
 from mqmesh.protocol.client_rpc import RunningInfo
 from mqmesh.protocol.groups import (
@@ -75,7 +75,7 @@ def world():
             "skip_backlog": lambda group, topic, dry_run=False: moves(dry_run=dry_run, new=100),
             "clone_offset": lambda *args, dry_run=False: moves(dry_run=dry_run, old=-1),
         },
-        figures=Figures({}, {}, [GroupLag("ledger", 1_000, 90_000, 0, 0.0)], {}),
+        readings=ClusterReadings({}, {}, [GroupLag("ledger", 1_000, 90_000, 0, 0.0)], {}),
     )
     world.clock.wall = NOW_MS
     return world

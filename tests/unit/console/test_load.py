@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 from harness.console import ConsoleWorld, open_console
 
-from mqmesh.console.cluster_view import Figures, GroupLag
+from mqmesh.console.cluster_view import ClusterReadings, GroupLag
 from mqmesh.protocol.groups import GroupConfig, GroupSummary
 from mqmesh.protocol.route import TopicConfig
 
@@ -29,7 +29,7 @@ def world():
     lags = [GroupLag(one.config.group, one.lag, 1_000, 1, 0.0) for one in groups]
     rates = {one.topic: 1.0 for one in topics}
     answers = {"topic_configs": {"broker-a": topics}, "groups": {"broker-a": groups}}
-    return ConsoleWorld(answers, figures=Figures(rates, rates, lags, {}))
+    return ConsoleWorld(answers, readings=ClusterReadings(rates, rates, lags, {}))
 
 
 @pytest.mark.parametrize(

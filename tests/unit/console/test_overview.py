@@ -1,4 +1,4 @@
-"""The first page: what is wrong comes first, and figures are those of the exporter."""
+"""The first page: what is wrong comes first, and numbers are those of the exporter."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from mqmesh.console.cluster_view import (
     GroupLag,
     ProcessView,
     Standstills,
+    cluster_readings,
     cluster_view,
-    figures_of,
 )
 from mqmesh.console.sampler import series_values
 from mqmesh.console.series import BYTES_PER_POINT, BYTES_PER_SERIES, SeriesBook
@@ -60,8 +60,8 @@ def look(stored, *, lag=0, up=1, failures=0, deliveries=0, members=1):
 
 def view_of(families, rates, board, at_ms):
     board.judge(families, at_ms)
-    figures = figures_of(families, rates, at_ms)
-    return figures, cluster_view(families, figures, board.state.known.values(), at_ms, 7)
+    readings = cluster_readings(families, rates, at_ms)
+    return readings, cluster_view(families, readings, board.state.known.values(), at_ms, 7)
 
 
 @pytest.fixture
@@ -72,12 +72,12 @@ def board():
 def test_rates_are_those_of_all_topics_but_the_systems(board):
     rates = Rates()
     view_of(look(100), rates, board, NOW_MS)
-    figures, view = view_of(look(300, lag=50), rates, board, NOW_MS + 10_000)
+    readings, view = view_of(look(300, lag=50), rates, board, NOW_MS + 10_000)
     assert (view.in_per_s, view.out_per_s, view.backlog) == (20.0, 40.0, 50)
     assert [one.topic for one in view.top_topics] == ["orders"]
     assert view.lagging_groups == [GroupLag("billing", 50, 5_000, 1, 0.0)]
     assert (view.disk_used, view.disk_node) == (0.4, "broker-a")
-    assert series_values(view, figures) == {
+    assert series_values(view, readings) == {
         ("rocketmq_messages_in_total",): 20.0,
         ("rocketmq_messages_out_total",): 40.0,
         ("rocketmq_consumer_lag_messages",): 50,
@@ -129,8 +129,8 @@ def test_a_process_that_died_and_came_back_is_marked(board):
         RoleEntry(role="namesrv", name="n", endpoint="tcp://h:1", restarts=2, started_ms=1),
     ]
     families = look(1)
-    figures = figures_of(families, Rates(), NOW_MS)
-    view = cluster_view(families, figures, [], NOW_MS, 7, entries)
+    readings = cluster_readings(families, Rates(), NOW_MS)
+    view = cluster_view(families, readings, [], NOW_MS, 7, entries)
     assert view.restarted == ["broker-a"]
     page = open_console(ConsoleWorld(view=view)).get("/").text
     assert "started again: broker-a" in page

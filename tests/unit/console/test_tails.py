@@ -89,6 +89,7 @@ def test_a_tail_shows_what_comes_and_ends_when_it_is_told(run):
         assert consumer.group.startswith("mqmesh-consume-")
         assert consumer.options["auto_commit"] is False
         assert consumer.options["credentials"] == "keys"
+        assert consumer.options["namespace"] == ""
         assert consumer.sought
         assert tails.follow("keys", "orders", "1").state == "listening"
         consumer.put(message(1), message(2))

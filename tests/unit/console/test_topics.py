@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from harness.console import ConsoleWorld, open_console
 
-from mqmesh.console.cluster_view import Figures
+from mqmesh.console.cluster_view import ClusterReadings
 from mqmesh.errors import TopicNotFound
 from mqmesh.protocol.admin import QueueStats, TopicStats
 from mqmesh.protocol.route import BrokerAddress, BrokerData, ClusterInfo, TopicConfig
@@ -41,7 +41,7 @@ def world():
             "put_topic": {},
             "delete_topic": TopicDeletion(["broker-a"], ["h:9"]),
         },
-        figures=Figures({"orders": 12.5}, {}, [], {}),
+        readings=ClusterReadings({"orders": 12.5}, {}, [], {}),
     )
 
 

@@ -65,7 +65,8 @@ def values(kind: Any, meta: msgspec.Meta | None = None) -> st.SearchStrategy[Any
         most = meta.max_length if meta and meta.max_length is not None else 20
         return st.text(st.characters(codec="utf-8"), min_size=least, max_size=min(most, 20))
     if kind is bytes:
-        return st.binary(max_size=20)
+        most = meta.max_length if meta and meta.max_length is not None else 20
+        return st.binary(max_size=min(most, 20))
     if kind is bool:
         return st.booleans()
     if kind is float:

@@ -32,8 +32,8 @@ def keeper(tmp_path):
 def test_a_newer_list_of_a_name_server_is_kept_and_in_force(keeper, tmp_path):
     keeper.catch_up(write_access_list(NEWER))
     assert keeper.version == 7
-    assert keeper.take_news()
-    assert not keeper.take_news()
+    assert keeper.take_changes()
+    assert not keeper.take_changes()
     assert read_access_file(tmp_path / "acl.toml") == NEWER
 
 
@@ -41,7 +41,7 @@ def test_a_newer_list_of_a_name_server_is_kept_and_in_force(keeper, tmp_path):
 def test_an_older_one_or_none_changes_nothing(keeper, tmp_path, text):
     keeper.catch_up(text)
     assert keeper.version == 3
-    assert not keeper.take_news()
+    assert not keeper.take_changes()
     assert not (tmp_path / "acl.toml").exists()
 
 

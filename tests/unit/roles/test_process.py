@@ -11,7 +11,14 @@ import pytest
 
 from mqmesh.errors import ConfigError, DiskFull, StorageError, StoreClosed, StoreLocked
 from mqmesh.roles import process
-from mqmesh.roles.process import ExitCode, Ready, StoppedEarly, parse_ready, run_role, tell_failure
+from mqmesh.roles.process import (
+    ExitCode,
+    Ready,
+    StoppedEarly,
+    parse_ready,
+    report_failure,
+    run_role,
+)
 
 
 class FakeLoop:
@@ -170,7 +177,7 @@ def test_a_failed_start_is_told_in_one_line(fault, code, line, capsys):
 def test_a_store_in_a_folder_that_may_not_be_written_is_a_wrong_setting(capsys):
     error = StorageError("/x cannot be opened")
     error.__cause__ = PermissionError(errno.EACCES, "Permission denied")
-    assert tell_failure("a", error) == ExitCode.USAGE
+    assert report_failure("a", error) == ExitCode.USAGE
 
 
 def test_a_bug_at_the_start_is_told_and_logged(capsys, caplog):

@@ -11,6 +11,8 @@ import pytest
 
 import mqmesh
 import mqmesh.aio
+from mqmesh.sdk.aio import app as aio_app
+from mqmesh.sdk.app import app
 from mqmesh.sdk.consumer.consumer_options import (
     PullConsumerKeywords,
     PullConsumerOptions,
@@ -62,3 +64,31 @@ def test_clients_for_asyncio_take_what_the_blocking_ones_take(name) -> None:
     blocking = inspect.signature(getattr(mqmesh, name))
     assert inspect.signature(getattr(mqmesh.aio, name)) == blocking
     assert len(blocking.parameters) > 5
+
+
+def parameters(method):
+    """Return what a method takes, with the defaults."""
+    found = inspect.signature(method).parameters.values()
+    return {one.name: one.default for one in found if one.kind is not one.VAR_KEYWORD}
+
+
+TWINS = [
+    (blocking, other)
+    for name in sorted({*dir(mqmesh)} & {*dir(mqmesh.aio)})
+    if isinstance(blocking := getattr(mqmesh, name), type)
+    and (other := getattr(mqmesh.aio, name)) is not blocking
+] + [(app.TopicPublisher, aio_app.TopicPublisher)]
+
+
+@pytest.mark.parametrize(("blocking", "other"), TWINS, ids=lambda kind: kind.__name__)
+def test_methods_for_asyncio_take_what_the_blocking_ones_take(blocking, other):
+    common = {name for name in {*dir(blocking)} & {*dir(other)} if not name.startswith("_")}
+    if hasattr(blocking, "send_batch"):
+        common.remove("send")  # of asyncio it has a dictionary of them
+    methods = [name for name in common if inspect.isfunction(getattr(blocking, name))]
+    wanted = {name: parameters(getattr(blocking, name)) for name in methods}
+    assert {name: parameters(getattr(other, name)) for name in methods} == wanted
+    made, own = parameters(blocking), parameters(other)
+    if issubclass(blocking, mqmesh.AdminClient):
+        made = {name: made[name] for name in own}  # one of asyncio is given no transport
+    assert own == made

@@ -7,15 +7,19 @@ import re
 from types import SimpleNamespace
 
 import pytest
+from harness.filled_headers import filled
 from harness.keys import TODAY, credentials, guard, user
 
 from mqmesh.errors import NoPermission, TopicNotFound
 from mqmesh.message import AUTO_CREATE_TOPIC
 from mqmesh.protocol.command import ANYBODY, Principal
-from mqmesh.protocol.commands import COMMANDS, RequestCode, Right
+from mqmesh.protocol.commands import COMMANDS, LOOKED_UP, RequestCode, Right
+from mqmesh.protocol.groups import LOOK_GROUP_PREFIX, GroupConfig, UpdateGroupRequest
+from mqmesh.protocol.names import names_in
+from mqmesh.protocol.pulling import PullRequest
 from mqmesh.protocol.route import GetRouteRequest
 from mqmesh.security import guard as guard_module
-from mqmesh.security.access_list import AccessList, Action, Rule, UserRole
+from mqmesh.security.access_list import AccessList, Action, Namespace, Rule, UserRole
 from mqmesh.security.guard import Guard
 
 OWNERS = {role: credentials(role.value) for role in UserRole}
@@ -234,3 +238,98 @@ def test_new_names_for_ever_fill_no_memory(gate, monkeypatch):
     for number in range(25):
         gate.check_topic(who(gate, SHOP), COMMANDS[RequestCode.SEND_MESSAGE], f"orders{number}")
     assert len(gate._passed) <= 10
+
+
+EVERYTHING = [Rule(list(Action), ["*"], ["*"])]
+
+
+@pytest.fixture
+def confined() -> Guard:
+    return guard(
+        user(OWNERS[UserRole.ADMIN], UserRole.ADMIN),
+        user(SHOP, UserRole.ADMIN, namespace="shop", allow=EVERYTHING),
+    )
+
+
+@pytest.mark.parametrize("spec", COMMANDS.values(), ids=lambda spec: spec.code.name)
+def test_a_confined_user_names_nothing_of_others_whatever_it_may(confined, spec):
+    if spec.fixed is not None or spec.request is None:
+        return
+    own, admin = who(confined, SHOP), who(confined, OWNERS[UserRole.ADMIN])
+    assert own.namespace == "shop"
+    names = dict.fromkeys(["topic", "group", "dead letters"], "shop%x")
+    header = filled(spec.request, names)
+    if not names_in(header):
+        return
+    if spec.right is not Right.INTERNAL:
+        confined.check(own, spec, header)
+    is_looked_up = spec.right is Right.NONE and LOOKED_UP in spec.topics
+    for kind in names:
+        for other in ("bank%x", "x", "%RETRY%bank%x", "SCHEDULE_TOPIC_XXXX"):
+            header = filled(spec.request, {**names, kind: other})
+            if kind in {one for one, _ in names_in(header)} and not is_looked_up:
+                with pytest.raises((NoPermission, TopicNotFound)):
+                    confined.check(own, spec, header)
+            if spec.right is not Right.INTERNAL:
+                confined.check(admin, spec, header)
+
+
+@pytest.mark.parametrize("spec", COMMANDS.values(), ids=lambda spec: spec.code.name)
+def test_a_confined_administrator_has_no_command_about_the_whole_cluster(confined, spec):
+    if spec.fixed is not None or (spec.request and names_in(filled(spec.request))):
+        return
+    header = None if spec.request is None else filled(spec.request)
+    is_of_all = not spec.scoped and LOOKED_UP not in spec.topics
+    if spec.right in (Right.VIEW, Right.ADMIN, Right.INTERNAL) and is_of_all:
+        with pytest.raises(NoPermission, match="whole cluster"):
+            confined.check(who(confined, SHOP), spec, header)
+    elif spec.right is not Right.INTERNAL:
+        confined.check(who(confined, SHOP), spec, header)
+
+
+def test_what_a_handler_finds_out_is_within_the_namespace_of_the_user(confined):
+    own, admin = who(confined, SHOP), who(confined, OWNERS[UserRole.ADMIN])
+    for code in (RequestCode.SEND_MESSAGE, RequestCode.VIEW_HALF_MESSAGE, RequestCode.VIEW_MESSAGE):
+        spec = COMMANDS[code]
+        for topic in ("shop%x", "%RETRY%shop%x"):
+            confined.check_topic(own, spec, topic)
+        for _ in range(2):
+            with pytest.raises(NoPermission, match=r"not in (its )?namespace 'shop'"):
+                confined.check_topic(own, spec, "bank%x")
+        confined.check_topic(admin, spec, "bank%x")
+    routes = COMMANDS[RequestCode.GET_ROUTES_OF_TOPICS]
+    with pytest.raises(TopicNotFound, match="not for user 'shop'"):
+        confined.check_topic(own, routes, "bank%x")
+    confined.check_topic(own, routes, AUTO_CREATE_TOPIC)
+    send = COMMANDS[RequestCode.SEND_MESSAGE]
+    confined.check_group(own, send, "shop%g")
+    confined.check_group(admin, send, "bank%g")
+    with pytest.raises(NoPermission, match="group 'bank%g'"):
+        confined.check_group(own, send, "bank%g")
+    confined.check_creation(own, "shop%new")
+    with pytest.raises(NoPermission, match="not in namespace"):
+        confined.check_creation(own, "new")
+
+
+def test_another_namespace_counts_from_the_next_list_on(confined):
+    own, pull = who(confined, SHOP), COMMANDS[RequestCode.PULL_MESSAGE]
+    confined.check(own, pull, PullRequest("shop%g", "shop%t", 0, 0))
+    users = [
+        user(OWNERS[UserRole.ADMIN], UserRole.ADMIN),
+        user(SHOP, namespace="bank", allow=EVERYTHING),
+    ]
+    confined.put(AccessList(2, users, [Namespace("bank")]))
+    confined.check(own, pull, PullRequest("bank%g", "bank%t", 0, 0))
+    with pytest.raises(NoPermission, match="'bank'"):
+        confined.check(own, pull, PullRequest("shop%g", "shop%t", 0, 0))
+
+
+def test_who_only_looks_needs_no_group_of_the_namespace(confined):
+    own, pull = who(confined, SHOP), COMMANDS[RequestCode.PULL_MESSAGE]
+    confined.check(own, pull, PullRequest(f"{LOOK_GROUP_PREFIX}1", "shop%t", 0, 0))
+    make = COMMANDS[RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP]
+    with pytest.raises(NoPermission, match="namespace"):
+        confined.check(own, make, UpdateGroupRequest(GroupConfig(f"{LOOK_GROUP_PREFIX}1")))
+    confined.check(own, make, UpdateGroupRequest(GroupConfig("shop%g", dead_letter="drop")))
+    with pytest.raises(NoPermission, match="dead letters 'bank%d'"):
+        confined.check(own, make, UpdateGroupRequest(GroupConfig("shop%g", dead_letter="bank%d")))

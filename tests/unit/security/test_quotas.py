@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqmesh.errors import SystemBusy
-from mqmesh.security.access_list import Quota
+from mqmesh.security.access_list import AccessList, Namespace, NamespaceQuota, Quota
 from mqmesh.security.quotas import MAX_WAIT_MS, METRICS, Flow, Quotas
 from mqmesh.token_bucket import TokenBucket
 
@@ -17,7 +17,7 @@ SHOP = credentials("shop")
 
 def quotas(**limits) -> Quotas:
     made = Quotas()
-    made.put([user(SHOP, quota=Quota(**limits))])
+    made.put(AccessList(1, [user(SHOP, quota=Quota(**limits))]))
     return made
 
 
@@ -82,11 +82,11 @@ def test_another_list_changes_only_what_it_says():
     flow = made.sending["shop"]
     flow.check(0)
     flow.note(5, 5)
-    made.put([user(SHOP, quota=Quota(send_messages_per_s=1, connections=2))])
+    made.put(AccessList(1, [user(SHOP, quota=Quota(send_messages_per_s=1, connections=2))]))
     assert wait_of(made.sending["shop"], 0) > 0
-    made.put([user(SHOP, quota=Quota(send_messages_per_s=1_000))])
+    made.put(AccessList(1, [user(SHOP, quota=Quota(send_messages_per_s=1_000))]))
     made.sending["shop"].check(0)
-    made.put([user(SHOP)])
+    made.put(AccessList(1, [user(SHOP)]))
     assert not made.sending
 
 
@@ -110,4 +110,39 @@ def test_metrics_tell_who_used_what():
         "quota_bytes_total": {("shop", "in"): 700, ("shop", "out"): 0},
         "quota_refusals_total": {("shop", "in"): 1, ("shop", "out"): 0},
         "quota_connection_refusals_total": {("shop",): 0},
+        "namespace_bytes_total": {},
+        "namespace_refusals_total": {},
     }
+
+
+def test_users_of_a_namespace_share_what_it_may_send():
+    made = Quotas()
+    users = [user(credentials(one), namespace="ns") for one in ("a", "b")]
+    users[0] = user(credentials("a"), namespace="ns", quota=Quota(send_messages_per_s=1))
+    limits = [Namespace("ns", NamespaceQuota(send_bytes_per_s=100))]
+    made.put(AccessList(1, [*users, user(SHOP)], limits))
+    own, shared = made.send_limits["a"]
+    assert made.send_limits == {"a": (own, shared), "b": (shared,)}
+    shared.note(1, 300)
+    with pytest.raises(SystemBusy, match="all users of namespace 'ns' together may send 100 bytes"):
+        shared.check(0)
+    own.check(0)
+    told = {one.metric.name: one.read(made) for one in METRICS}
+    assert told["namespace_bytes_total"] == {("ns",): 300}
+    assert told["namespace_refusals_total"] == {("ns", "send_bytes_per_s"): 1}
+    made.put(AccessList(2, [*users, user(SHOP)], limits))
+    assert made.send_limits["b"] == (shared,), "what was used is remembered"
+
+
+def test_a_namespace_has_no_more_than_its_quota():
+    made = Quotas()
+    made.put(AccessList(1, [], [Namespace("ns", NamespaceQuota(topics=3, queues=0))]))
+    made.check_namespace("ns", {"topics": 1}, {"topics": 2, "groups": 9})
+    made.check_namespace("other", {"topics": 9}, {"topics": 9})
+    made.check_namespace("ns", {"topics": 9}, {"topics": 0})
+    sentence = r"namespace 'ns' has 2 of 3 topics at this broker \(topics in \[namespace.quota\]"
+    with pytest.raises(SystemBusy, match=sentence):
+        made.check_namespace("ns", {"topics": 2}, {"topics": 2})
+    with pytest.raises(SystemBusy, match="0 of 0 queues"):
+        made.check_namespace("ns", {}, {"queues": 1})
+    assert made.refusals_of_namespaces() == {("ns", "topics"): 1, ("ns", "queues"): 1}

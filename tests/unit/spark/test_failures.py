@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 
 from mqmesh.errors import ConfigError, CorruptRecord, DiskFull, StorageError
-from mqmesh.spark.failures import as_mqmesh_error, last_cause, place_error
+from mqmesh.spark.failures import (
+    as_mqmesh_error,
+    errors_of_libraries,
+    last_cause,
+    place_error,
+)
 
 STACK = """An error occurred while calling o123.save.
 : org.apache.spark.SparkException: Job aborted. Traceback (most recent call last):
@@ -66,6 +71,16 @@ NO_BUCKET = f"""Kernel error -> Generic S3 error
 def test_an_error_about_a_place_names_its_last_cause(error, kind, text):
     found = place_error(error, "cannot open s3://bucket/x")
     assert (type(found), str(found)) == (kind, f"cannot open s3://bucket/x: {text}")
+
+
+def test_an_error_about_a_bucket_is_one_of_ours_and_one_about_a_file_stays():
+    one_line = r"\Acannot reach the archive: tcp .*111\)\Z"
+    with pytest.raises(StorageError, match=one_line), errors_of_libraries():
+        raise OSError(REFUSED)
+    for error in (FileExistsError(17, "File exists", "out"), ZeroDivisionError("a bug")):
+        with pytest.raises(type(error)) as caught, errors_of_libraries():
+            raise error
+        assert caught.value is error
 
 
 PY4J = "An error occurred.\n: java.lang.A: first\n\tat b\n"

@@ -16,7 +16,7 @@ def some(seed, count=2_000):
 
 def test_many_are_understood_so_that_they_get_as_far_as_the_handlers():
     understood = set()
-    for (kind, frame), _ in some(5, 20_000):
+    for (kind, frame), _ in some(5, 30_000):
         if kind == "plausible request":
             command = decode_frame(memoryview(frame))
             assert command.opaque & OPAQUE_BIT

@@ -202,7 +202,7 @@ def test_sends_and_room_are_waited_for_in_simulated_time():
         (batch,) = buffer.take("a", 1 << 20, 10)
         with buffer.lock:
             assert buffer.end(batch, BatchOutcome(0, 0))
-        batch.tell()
+        batch.notify()
 
     began_ms = clock.monotonic_ms()
     first = put()

@@ -28,7 +28,9 @@ class KeyOrder:
         self._key_of: dict[int, str] = {}
         self._offsets_of: dict[str, deque[int]] = {}
         self._run_of: dict[int, Run] = {}
-        self._free: list[int] = []
+        # Those that were handed out before, and others.
+        self._again: list[int] = []
+        self._new: list[int] = []
 
     def __len__(self) -> int:
         """Messages that have a key."""
@@ -92,8 +94,8 @@ class KeyOrder:
         offsets.popleft()
         if not offsets:
             del self._offsets_of[key]
-        elif offsets[0] in self._run_of:
-            heapq.heappush(self._free, offsets[0])
+        elif (run := self._run_of.get(offsets[0])) is not None:
+            self._push(offsets[0], run)
 
     def is_first(self, offset: int) -> bool:
         """Return whether all of a message's key before it are settled."""
@@ -133,25 +135,56 @@ class KeyOrder:
         for offset in run.offsets(bits):
             self._run_of[offset] = run
             if self.is_first(offset):
-                heapq.heappush(self._free, offset)
+                self._push(offset, run)
 
-    def first_free(self) -> Run | None:
-        """Return the run of the first message that is free, the next one that is taken."""
-        while self._free:
-            offset = self._free[0]
+    def first_free(self, *, only_again: bool = False) -> Run | None:
+        """Return the run of the first message that is free, the next one that is taken.
+
+        Those that were handed out before come first.
+
+        Args:
+            only_again: Among those only.
+        """
+        run = self._first(self._again)
+        return run if run is not None or only_again else self._first(self._new)
+
+    def put_first(self, offsets: Iterable[int]) -> None:
+        """Let the first messages of keys be taken as if they had been handed out before.
+
+        Args:
+            offsets: Messages of these keys.
+        """
+        keys = {key for offset in offsets if (key := self._key_of.get(offset)) is not None}
+        for offset in sorted(self._offsets_of[key][0] for key in keys):
             run = self._run_of.get(offset)
-            if (
-                run is not None
-                and offset >= run.first
-                and run.bits >> offset - run.first & 1
-                and run.state is RunState.WAITING
-                and run.until_ms == 0
-                and self.is_first(offset)
-            ):
-                return run
-            heapq.heappop(self._free)
-        return None
+            if run is not None and not run.attempt and self._is_free(offset, run):
+                heapq.heappush(self._again, offset)
 
     def take_free(self) -> int:
         """Take the message that ``first_free`` has found."""
-        return heapq.heappop(self._free)
+        return heapq.heappop(self._again or self._new)
+
+    def _push(self, offset: int, run: Run) -> None:
+        heapq.heappush(self._again if run.attempt else self._new, offset)
+
+    def _first(self, free: list[int]) -> Run | None:
+        while free:
+            offset = free[0]
+            run = self._run_of.get(offset)
+            if (
+                run is not None
+                and (free is self._again or not run.attempt)
+                and self._is_free(offset, run)
+            ):
+                return run
+            heapq.heappop(free)
+        return None
+
+    def _is_free(self, offset: int, run: Run) -> bool:
+        return (
+            offset >= run.first
+            and bool(run.bits >> offset - run.first & 1)
+            and run.state is RunState.WAITING
+            and run.until_ms == 0
+            and self.is_first(offset)
+        )

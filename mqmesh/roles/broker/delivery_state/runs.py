@@ -39,6 +39,9 @@ class Run(msgspec.Struct, eq=False):
         until_ms: When the lease ends, or when the wait does; monotonic clock.
         since_ms: When it was handed out last; monotonic clock.
         noted: With order by key: its lease as the log says, until its holder shows it.
+        passed_filter: The group's filter let its messages pass; False where the filter was not
+            applied: they lie before messages that a member showed after a failover, or their record
+            is damaged.
         is_wide: Its list has it among the wide ones.
     """
 
@@ -51,6 +54,7 @@ class Run(msgspec.Struct, eq=False):
     until_ms: int = 0
     since_ms: int = 0
     noted: int = NOBODY
+    passed_filter: bool = False
     is_wide: bool = False
 
     @property

@@ -9,13 +9,10 @@ in one state:
                |  ^  extend
       expired, |  | hand_out_again, attempt + 1
       nack     v  |
-              WAITING ----- leave -----> LEAVING ------ gone --------------> (settled)
-                                         sent back, until that is stored
+              WAITING ----- leave -----> LEAVING ------ settle ------------> (settled)
+                                         sent back; in the same call
 
 Two runs never have a message in common; their spans may overlap once a part was given back.
-
-A run that was handed out 0 times was given back, or lies before messages that a member showed after
-a failover, or its record is damaged: nobody asked the group's filter about the messages of it.
 
 With order by key messages enter as runs that wait and were handed out 0 times. Of those that wait
 only the first ones of their keys are handed out, and those of the same key and run behind them.
@@ -24,10 +21,11 @@ only the first ones of their keys are handed out, and those of the same key and 
 import enum
 import heapq
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Final
 
+from mqmesh.protocol.request import NO_DEADLINE
 from mqmesh.roles.broker.delivery_state.key_order import KeyedOffset, KeyOrder
 from mqmesh.roles.broker.delivery_state.runs import (
     MAX_RUN,
@@ -41,8 +39,10 @@ OnChange = Callable[[int, int, int, Run | None], None]
 """Function that notes a change of messages: first offset and end of their span, which of them as
 bits from the first one on, -1 for all, and the run that has those of them that are open."""
 
-SLOT_MS: Final = 20
+SLOT_MS: Final = 5
 """Deadlines are kept in slots of this length, so a lease may end so much later."""
+MOST_EMPTY: Final = 64
+"""Slots without runs that a window knows, beside as many as have some."""
 
 
 class Settled(enum.Enum):
@@ -71,12 +71,15 @@ class LeaseNumbers:
         last: Number given out last.
         most: Runs that the broker keeps; each takes some 360 bytes.
         runs: Runs that there are.
+        due_ms: Before that no lease and no wait ends, monotonic clock; it may be set to a later
+            time if none does by then.
     """
 
     def __init__(self, first: int, most: int) -> None:
         self.first = self.last = first
         self.most = most
         self.runs = 0
+        self.due_ms = NO_DEADLINE
 
     def take(self) -> int:
         """Return a new number."""
@@ -89,6 +92,17 @@ class LeaseNumbers:
         return self.runs >= self.most
 
 
+class HeldMessages:
+    """Count of messages of several windows: handed out, and not settled.
+
+    Attributes:
+        count: That number.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
 class DeliveryWindow:
     """Delivery window of one group in one queue.
 
@@ -96,6 +110,7 @@ class DeliveryWindow:
         start: First message that is handed out.
         numbers: Numbers of the broker's leases.
         on_change: Called with what has changed.
+        held: Count to which its messages are added.
 
     Attributes:
         next_offset: First message that was never handed out.
@@ -103,22 +118,31 @@ class DeliveryWindow:
         unsettled: Messages that were handed out and are not settled.
         leased: Messages of them that are ``LEASED``.
         noted_offset: For the log: ``next_offset`` as of the change before.
+        is_resumed: It is served; before that, what waits does so as ``restore`` has left it.
         is_strict: Messages go out in the order of their keys: only the lease that has a message
             settles it.
         order: That order; None without one, and until the keys are known after a restart.
         passed: Messages that were passed over, or given back, and never handed out.
     """
 
-    def __init__(self, start: int, numbers: LeaseNumbers, on_change: OnChange) -> None:
+    def __init__(
+        self,
+        start: int,
+        numbers: LeaseNumbers,
+        on_change: OnChange,
+        held: HeldMessages | None = None,
+    ) -> None:
         self.next_offset = self.noted_offset = start
         self.valid_from = 0
         self.unsettled = self.leased = 0
+        self.is_resumed = True
         self.is_strict = False
         self.order: KeyOrder | None = None
         self.passed = 0
         self._admitted: Run | None = None
         self._numbers = numbers
         self._changed = on_change
+        self._held = held or HeldMessages()
         self._runs = RunList()
         self._leases: dict[int, Run] = {}
         self._slots: dict[int, dict[Run, None]] = {}
@@ -131,11 +155,18 @@ class DeliveryWindow:
     @property
     def floor(self) -> int:
         """Queue offset before which all messages are settled: the group's committed offset."""
+        return self.floor_without({})
+
+    def floor_without(self, settled: Mapping[Run, int]) -> int:
+        """Return the floor as it is once some messages, from the first one of their run on, are
+        settled, too."""
         floor = self.next_offset
         for run in self._runs.every:
             if run.first >= floor:
                 break
-            floor = min(floor, run.low)
+            bits = run.bits & ~settled.get(run, 0)
+            if bits:
+                floor = min(floor, run.first + (bits & -bits).bit_length() - 1)
         return floor
 
     @property
@@ -184,7 +215,7 @@ class DeliveryWindow:
         self.next_offset = end
         run = None
         if bits:
-            run = self._lease(Run(first, bits, 1), member, now_ms, lease_ms)
+            run = self._lease(Run(first, bits, 1, passed_filter=True), member, now_ms, lease_ms)
         self._changed(first, end, -1, run)
         return run
 
@@ -214,16 +245,21 @@ class DeliveryWindow:
         assert bits and bits & run.bits == bits
         self._take(run, bits)
         shift = (bits & -bits).bit_length() - 1
-        again = Run(run.first + shift, bits >> shift, run.attempt + 1)
+        again = Run(run.first + shift, bits >> shift, run.attempt + 1, passed_filter=True)
         leased = self._lease(again, member, now_ms, lease_ms)
         self._note(leased)
         return leased
 
-    def lose(self, run: Run, bits: int) -> None:
-        """Settle messages of a run, from ``run.first`` on, that are gone from the log."""
-        first, end, lost = run.first, run.end, run.bits & bits
-        self._settle(run, lost)
-        self._changed(first, end, lost, None)
+    def settle(self, run: Run, bits: int = -1) -> None:
+        """Settle messages of a run: they are processed, sent back, or gone from the log.
+
+        Args:
+            run: It has messages.
+            bits: Which of them, from ``run.first`` on; all of them by default.
+        """
+        first, end, bits = run.first, run.end, run.bits & bits
+        self._settle(run, bits)
+        self._changed(first, end, bits, None)
 
     # ---- Order by key ----------------------------------------------------------------
 
@@ -269,7 +305,7 @@ class DeliveryWindow:
                 bits = sum(1 << offset - first for offset, _ in some)
             run = self._admitted
             if run is None or not run.bits or run.until_ms or end - run.first > MAX_RUN:
-                run = self._admitted = Run(first, bits, 0)
+                run = self._admitted = Run(first, bits, 0, passed_filter=True)
                 self._wait(run, 0)
             else:
                 # As few runs as possible: each is a lease, and a part of a batch, by itself.
@@ -281,13 +317,14 @@ class DeliveryWindow:
                 self.order.offer(run, bits)
         self._changed(start, end, -1, run)
 
-    def take_free(self, most: int, taken: dict[Run, int]) -> int:
+    def take_free(self, most: int, taken: dict[Run, int], *, only_again: bool = False) -> int:
         """Take messages that may be handed out; others wait for their keys.
 
         Args:
             most: Most messages.
             taken: Messages that were taken before, by run, as bits; these are added. The caller
                 hands them out, or gives them back by ``offer``.
+            only_again: Only those that were handed out before.
 
         Returns:
             Number of messages.
@@ -295,7 +332,7 @@ class DeliveryWindow:
         order = self.order
         assert order is not None
         count = 0
-        while count < most and (run := order.first_free()) is not None:
+        while count < most and (run := order.first_free(only_again=only_again)) is not None:
             bits = taken.get(run, 0)
             for offset in order.chain(order.take_free()):
                 bit = 1 << offset - run.first if offset >= run.first else 0
@@ -306,6 +343,18 @@ class DeliveryWindow:
             if bits:
                 taken[run] = bits
         return count
+
+    def free_stuck(self) -> None:
+        """Let messages go first that were given back, and behind which others of their keys wait.
+
+        Those were handed out before, and count for what the group holds: a group that may hold no
+        more gets them only when what is before them is settled.
+        """
+        assert self.order is not None
+        if self.unsettled - self.passed > self.leased:
+            for run in self.runs:
+                if run.attempt and run.state is RunState.WAITING and not run.until_ms:
+                    self.order.put_first(run.offsets())
 
     def offer(self, run: Run, bits: int) -> None:
         """Note that messages of a run wait."""
@@ -332,7 +381,7 @@ class DeliveryWindow:
     def ack(self, lease: int, first: int, bits: int) -> Settled:
         """Settle messages; those that are settled already are right.
 
-        Without order by key those that somebody else has, which is ``STALE``, hold up no others.
+        Those that are the member's no more, which is ``STALE``, hold up no others.
 
         Args:
             lease: Under which the member got them. Another one is right, too, as long as nobody
@@ -347,7 +396,7 @@ class DeliveryWindow:
                 self._settle(run, mask)
                 self._changed(first, first + bits.bit_length(), bits, None)
                 return Settled.OK
-        claimed = self._claim(lease, first, bits)
+        claimed = self.claim(lease, first, bits)
         if isinstance(claimed, Settled):
             if claimed is Settled.STALE and self._is_known(lease, first, bits):
                 self._settle_all(first, self._free_for(lease, first, bits))
@@ -355,6 +404,33 @@ class DeliveryWindow:
         self._settle_all(first, claimed)
         count = sum(mask.bit_count() for _, mask in claimed)
         return Settled.OK if count == bits.bit_count() else Settled.BEFORE
+
+    def claim(self, lease: int, first: int, bits: int) -> list[tuple[Run, int]] | Settled:
+        """Return those of some messages that are open, if a lease may settle all of them.
+
+        Args:
+            lease, first, bits: As for ``ack``.
+
+        Returns:
+            Each run, and which of its messages, from its first one on; else why not.
+        """
+        if not self._is_known(lease, first, bits):
+            return Settled.STALE
+        held = self._leases.get(lease)
+        if held is not None:
+            mask = held.within(first, bits)
+            if mask and mask.bit_count() == bits.bit_count():
+                return [(held, mask)]  # nearly always
+        reaching = self._runs.reaching(first, first + bits.bit_length())
+        claimed = [(run, mask) for run, _ in reaching if (mask := run.within(first, bits))]
+        for run, _ in claimed:
+            if run.state is RunState.LEAVING:
+                return Settled.LEAVING
+            if run.lease not in (NOBODY, lease):
+                return Settled.STALE
+            if self.is_strict and lease not in (run.lease, run.noted):
+                return Settled.STALE
+        return claimed
 
     def nack(self, lease: int, first: int, bits: int, *, due_ms: int = 0) -> Run | Settled:
         """Let messages wait until they are handed out again.
@@ -419,7 +495,7 @@ class DeliveryWindow:
     def extend(
         self, lease: int, first: int, bits: int, member: str, now_ms: int, lease_ms: int
     ) -> Settled:
-        """Let a lease end later; one that ended goes on if nobody else has its messages.
+        """Let a lease end later; one that ended goes on with those of its messages that are free.
 
         Args:
             lease: All of its messages are extended.
@@ -428,14 +504,20 @@ class DeliveryWindow:
             member: The member.
             now_ms: Monotonic clock.
             lease_ms: It lasts so long from now on, or longer if it did.
+
+        Returns:
+            ``STALE`` if none of the messages is the member's any more.
         """
         run = self._leases.get(lease)
         if run is not None:
-            if run.member != member:
+            reaching = self._runs.reaching(first, first + bits.bit_length())
+            if run.member != member or (
+                not run.within(first, bits) and any(one.within(first, bits) for one, _ in reaching)
+            ):
                 return Settled.STALE
             self._until(run, max(run.until_ms, now_ms + lease_ms))
             return Settled.OK
-        claimed = self._claim_run(lease, first, bits)
+        claimed = self._claim_run(lease, first, bits, partly=True)
         if isinstance(claimed, Settled):
             return claimed
         self._note(self._lease(self._carve(claimed), member, now_ms, lease_ms, number=lease))
@@ -467,17 +549,10 @@ class DeliveryWindow:
             self._note(run)
 
     def leave(self, run: Run) -> None:
-        """Hold back a run that waits, until it is sent back: ``gone`` or ``wait`` follow."""
+        """Hold back a run that waits while it is sent back: ``settle`` or ``wait`` follow."""
         assert run.state is RunState.WAITING and run.bits
         self._unslot(run)
         run.state = RunState.LEAVING
-
-    def gone(self, run: Run) -> None:
-        """Settle a run that was sent back, unless the window was dropped meanwhile."""
-        if run.bits and run.state is RunState.LEAVING:
-            first, end, bits = run.first, run.end, run.bits
-            self._settle(run, bits)
-            self._changed(first, end, bits, None)
 
     def wait(self, run: Run, due_ms: int) -> None:
         """Let a run wait that could not be sent back.
@@ -486,9 +561,9 @@ class DeliveryWindow:
             run: It is ``LEAVING``.
             due_ms: When it is due, monotonic clock.
         """
-        if run.bits and run.state is RunState.LEAVING:
-            run.state = RunState.WAITING
-            self._until(run, due_ms)
+        assert run.state is RunState.LEAVING and run.bits
+        run.state = RunState.WAITING
+        self._until(run, due_ms)
 
     def release(self, member: str) -> list[Run]:
         """Let wait what a member holds; return that."""
@@ -506,20 +581,19 @@ class DeliveryWindow:
         expired: list[Run] = []
         order = self._slot_order
         while order and order[0] < now_ms // SLOT_MS:
-            for run in list(self._slots[order[0]]):
+            for run in self._slots.pop(heapq.heappop(order), ()):
                 if run.state is RunState.LEASED:
                     self._expire(run)
                     expired.append(run)
                 else:
                     self._until(run, 0)
-            del self._slots[heapq.heappop(order)]
         return expired
 
     def next_ms(self) -> int | None:
         """Return when ``tick`` has something to do next, monotonic clock; None for never."""
         order = self._slot_order
-        while order and not self._slots[order[0]]:
-            del self._slots[heapq.heappop(order)]
+        while order and order[0] not in self._slots:
+            heapq.heappop(order)
         return (order[0] + 1) * SLOT_MS if order else None
 
     def pass_over(self, end: int) -> None:
@@ -547,8 +621,20 @@ class DeliveryWindow:
         """
         for known, _ in list(self._runs.reaching(first, first + bits.bit_length())):
             self._take(known, known.within(first, bits))
+        self.is_resumed = False
         state = RunState.WAITING if due_ms else RunState.LEASED
-        self._add(Run(first, bits, attempt, state, since_ms=due_ms, noted=lease))
+        passed_filter = attempt > 0
+        self._add(
+            Run(
+                first,
+                bits,
+                attempt,
+                state,
+                since_ms=due_ms,
+                noted=lease,
+                passed_filter=passed_filter,
+            )
+        )
 
     def miss(self, end: int) -> None:
         """Take messages up to an offset as handed out: what the log says of them is damaged."""
@@ -585,6 +671,7 @@ class DeliveryWindow:
             wall_ms: Wall clock.
             quiet_ms: Members have so long to show what they hold.
         """
+        self.is_resumed = True
         for run in self.runs:
             due_wall_ms, run.since_ms = run.since_ms, now_ms
             if run.state is RunState.WAITING:
@@ -600,40 +687,22 @@ class DeliveryWindow:
 
     # ---- Helpers ---------------------------------------------------------------------
 
-    def _claim(self, lease: int, first: int, bits: int) -> list[tuple[Run, int]] | Settled:
-        """Return the open ones of these messages, by run, if the lease may settle all of them."""
-        if not self._is_known(lease, first, bits):
-            return Settled.STALE
-        held = self._leases.get(lease)
-        if held is not None:
-            mask = held.within(first, bits)
-            if mask and mask.bit_count() == bits.bit_count():
-                return [(held, mask)]  # nearly always
-        reaching = self._runs.reaching(first, first + bits.bit_length())
-        claimed = [(run, mask) for run, _ in reaching if (mask := run.within(first, bits))]
-        for run, _ in claimed:
-            if run.state is RunState.LEAVING:
-                return Settled.LEAVING
-            if run.lease not in (NOBODY, lease):
-                return Settled.STALE
-            if self.is_strict and lease not in (run.lease, run.noted):
-                return Settled.STALE
-        return claimed
-
     def _is_known(self, lease: int, first: int, bits: int) -> bool:
         """Return whether a lease is of after the last reset, and its messages were handed out."""
         return lease >= self.valid_from and first + bits.bit_length() <= self.next_offset
 
     def _free_for(self, lease: int, first: int, bits: int) -> list[tuple[Run, int]]:
-        """Return the open ones of these messages, by run, that nobody else has."""
-        if self.is_strict:
-            return []
+        """Return the open ones of these messages, by run, that nobody else has.
+
+        With order by key: those that the lease has.
+        """
         return [
             (run, mask)
             for run, _ in self._runs.reaching(first, first + bits.bit_length())
             if (mask := run.within(first, bits))
             and run.lease in (NOBODY, lease)
             and run.state is not RunState.LEAVING
+            and (not self.is_strict or lease in (run.lease, run.noted))
         ]
 
     def _settle_all(self, first: int, claimed: list[tuple[Run, int]]) -> None:
@@ -645,9 +714,16 @@ class DeliveryWindow:
         if bits:
             self._changed(first, first + bits.bit_length(), bits, None)
 
-    def _claim_run(self, lease: int, first: int, bits: int) -> list[tuple[Run, int]] | Settled:
-        """Do as ``_claim``, for messages that become a run of their own; ``OK`` for none."""
-        claimed = self._claim(lease, first, bits)
+    def _claim_run(
+        self, lease: int, first: int, bits: int, *, partly: bool = False
+    ) -> list[tuple[Run, int]] | Settled:
+        """Do as ``claim``, for messages that become a run of their own; ``OK`` for none.
+
+        Partly: what others have by now holds up nothing else of the lease.
+        """
+        claimed = self.claim(lease, first, bits)
+        if partly and claimed is Settled.STALE and self._is_known(lease, first, bits):
+            claimed = self._free_for(lease, first, bits) or claimed
         if isinstance(claimed, Settled):
             return claimed
         if not claimed:
@@ -663,7 +739,8 @@ class DeliveryWindow:
         for run, mask in claimed:
             shift = run.first - low
             bits |= mask << shift if shift >= 0 else mask >> -shift
-        carved = Run(low, bits, max(1, *(run.attempt for run, _ in claimed)))
+        attempt = max(1, *(run.attempt for run, _ in claimed))
+        carved = Run(low, bits, attempt, passed_filter=all(run.passed_filter for run, _ in claimed))
         for run, mask in claimed:
             self._take(run, mask)
         return carved
@@ -724,17 +801,27 @@ class DeliveryWindow:
         if runs is None:
             runs = self._slots[slot] = {}
             heapq.heappush(self._slot_order, slot)
+            self._numbers.due_ms = min(self._numbers.due_ms, (slot + 1) * SLOT_MS)
         runs[run] = None
 
     def _unslot(self, run: Run) -> None:
-        if (runs := self._slots.get(run.until_ms // SLOT_MS)) is not None:
-            runs.pop(run, None)
+        slot = run.until_ms // SLOT_MS
+        runs = self._slots.get(slot)
+        if runs is None:
+            return
+        runs.pop(run, None)
+        if not runs:
+            del self._slots[slot]
+            if len(self._slot_order) > 2 * len(self._slots) + MOST_EMPTY:
+                self._slot_order[:] = sorted(self._slots)
 
     def _count(self, run: Run, messages: int) -> None:
         self.unsettled += messages
         if run.state is RunState.LEASED:
             self.leased += messages
-        if not run.attempt:
+        if run.attempt:
+            self._held.count += messages
+        else:
             self.passed += messages
 
     def _add(self, run: Run) -> None:

@@ -1,13 +1,16 @@
 """Delivery windows of all groups; kept in the log, see ``state_log``, as records of changes."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
+from weakref import WeakValueDictionary
 
 import msgspec
 
+from mqmesh.namespaces import namespace_of
 from mqmesh.roles.broker.delivery_state.runs import NOBODY, Run, RunState, stretches
-from mqmesh.roles.broker.delivery_state.window import DeliveryWindow, LeaseNumbers
+from mqmesh.roles.broker.delivery_state.window import DeliveryWindow, HeldMessages, LeaseNumbers
 from mqmesh.roles.broker.group_state.committed_offsets import CommittedOffsets
+from mqmesh.roles.broker.state_log import PlannedChange
 from mqmesh.roles.broker.state_records import DeliveryRecord, DeliveryRun
 from mqmesh.units import QueueOffset
 
@@ -80,6 +83,8 @@ class DeliveryWindows:
         self._wall_offset_ms = wall_offset_ms
         self._windows: dict[WindowKey, DeliveryWindow] = {}
         self._of_group: dict[str, dict[WindowKey, DeliveryWindow]] = {}
+        # By namespace; each as long as one of its windows is there.
+        self._held: WeakValueDictionary[str, HeldMessages] = WeakValueDictionary()
 
     def __len__(self) -> int:
         return len(self._windows)
@@ -91,6 +96,11 @@ class DeliveryWindows:
     def of_group(self, group: str) -> dict[WindowKey, DeliveryWindow]:
         """Return the windows of a group; not to be changed."""
         return self._of_group.get(group, {})
+
+    def unsettled_of(self, namespace: str) -> int:
+        """Return messages that were handed out to groups of a namespace and are not settled."""
+        held = self._held.get(namespace)
+        return 0 if held is None else held.count
 
     def items(self) -> Iterable[tuple[WindowKey, DeliveryWindow]]:
         """Return all windows."""
@@ -163,6 +173,39 @@ class DeliveryWindows:
         """Yield the state records of what has changed in a window."""
         return self._records(key, self.changed[key])
 
+    def plan_settled(self, settled: Mapping[WindowKey, Mapping[Run, int]]) -> PlannedChange:
+        """Return the change that settles messages.
+
+        Args:
+            settled: Messages, by run, from its first one on, of windows of which the log knows all.
+        """
+
+        def apply() -> None:
+            for key, runs in settled.items():
+                for run, bits in runs.items():
+                    self._windows[key].settle(run, bits)
+                del self.changed[key]
+
+        return PlannedChange([self._settled(key, runs) for key, runs in settled.items()], apply)
+
+    def _settled(self, key: WindowKey, settled: Mapping[Run, int]) -> DeliveryRecord:
+        """Return the state record of messages that are settled, while they are not yet."""
+        assert key not in self.changed
+        window = self._windows[key]
+        changes = Changes(window.next_offset, bits={run.first: 0 for run in settled})
+        for run, bits in settled.items():
+            changes.bits[run.first] |= bits
+        floor = window.floor_without(settled)
+        return DeliveryRecord(
+            *key,
+            floor,
+            window.next_offset,
+            window.valid_from,
+            changes.cleared(floor),
+            adds=True,
+            previous_offset=window.next_offset,
+        )
+
     def apply(self, record: DeliveryRecord) -> None:
         """Take over what a record says."""
         key = (record.group, record.topic, record.queue_id)
@@ -200,7 +243,7 @@ class DeliveryWindows:
         floor, adds = window.floor, not changes.is_whole
         assert floor >= 0  # else no later record could be read
         runs = [
-            self._told(window, run) for run in (changes.runs if adds else window.runs) if run.bits
+            self._notify(window, run) for run in (changes.runs if adds else window.runs) if run.bits
         ]
         cleared = changes.cleared(floor) if adds else []
         previous_offset = changes.previous_offset if adds else 0
@@ -220,13 +263,15 @@ class DeliveryWindows:
             )
             previous_offset = window.next_offset
 
-    def _told(self, window: DeliveryWindow, run: Run) -> DeliveryRun:
+    def _notify(self, window: DeliveryWindow, run: Run) -> DeliveryRun:
         shift = run.low - run.first
         bits = run.bits >> shift
         size = bits.bit_length()
         is_whole = bits.bit_count() == size
         due_ms = 0
-        if run.state is not RunState.LEASED:
+        if run.state is not RunState.LEASED and not window.is_resumed:
+            due_ms = run.since_ms or 1  # see ``restore``
+        elif run.state is not RunState.LEASED:
             # What is due, or being sent back, goes out at once wherever this is read.
             due_ms = run.until_ms + self._wall_offset_ms() if run.until_ms else 1
         return DeliveryRun(
@@ -243,7 +288,8 @@ class DeliveryWindows:
         def note(first: int, end: int, bits: int, run: Run | None) -> None:
             self._note(key, window, first, end, bits, run)
 
-        window = DeliveryWindow(start, self.numbers, note)
+        held = self._held.setdefault(namespace_of(key[0]), HeldMessages())
+        window = DeliveryWindow(start, self.numbers, note, held)
         self._windows[key] = window
         self._of_group.setdefault(key[0], {})[key] = window
         return window

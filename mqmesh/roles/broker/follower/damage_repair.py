@@ -32,7 +32,7 @@ class DamageRepair:
     Args:
         log: The log as it is now.
         counts: Counts what is repaired.
-        on_repaired: Told when nothing is damaged any more.
+        on_repaired: Called when nothing is damaged any more.
         clock: Source of time.
     """
 
@@ -48,7 +48,7 @@ class DamageRepair:
         self._counts = counts
         self._on_repaired = on_repaired
         self._clock = clock
-        self._is_asked = self._is_closed = False
+        self._is_requested = self._is_closed = False
         self._retry_ms = 0
 
     def tick(self, now_ms: int, read_log: ReadLog, confirmed: int) -> None:
@@ -61,13 +61,13 @@ class DamageRepair:
         """
         repair = self._log().repair
         repair.look()
-        if self._is_asked or now_ms < self._retry_ms:
+        if self._is_requested or now_ms < self._retry_ms:
             return
         found = [one for one in repair.damaged() if one.end_offset <= confirmed]
         if not found:
             return
         first = found[0]
-        self._is_asked = True
+        self._is_requested = True
         try:
             read_log(first.start_offset, first.end_offset, lambda got: self._on_read(first, got))
         except MQMeshError as error:
@@ -80,7 +80,7 @@ class DamageRepair:
     def _on_read(self, damaged: DamagedRange, outcome: Command | MQMeshError) -> None:
         if self._is_closed:
             return
-        self._is_asked = False
+        self._is_requested = False
         start, end = damaged.start_offset, damaged.end_offset
         repair = self._log().repair
         try:

@@ -1,6 +1,6 @@
 """Reads from a follower: how much of the log it shows, and whether it answers now. Pure.
 
-Where masters are elected it shows what is confirmed, and nothing before it has heard that all it
+Where masters are elected it shows what is confirmed, and nothing before it knows that all it
 began with is: part of that may be taken back. Elsewhere it shows what it has.
 """
 
@@ -51,7 +51,7 @@ class FollowerReads:
         """Follow another leader from now on, or nobody; monotonic clock."""
         self._goal, self._caught_up_ms = None, now_ms
 
-    def heard(self, leader_end: int, confirmed: int, now_ms: int) -> None:
+    def note_leader(self, leader_end: int, confirmed: int, now_ms: int) -> None:
         """The leader says where its log ends, and to where that is confirmed.
 
         Args:

@@ -129,8 +129,8 @@ class FollowerRole(BrokerRole):
         self._serve_reads()
 
     def silent_ms(self, now_ms: int) -> int:
-        """Since the leader was heard, or since nobody is followed."""
-        return now_ms - (self._alone_ms if self.link is None else self.link.heard_ms)
+        """Since the last sign of life of the leader, or since nobody is followed."""
+        return now_ms - (self._alone_ms if self.link is None else self.link.last_seen_ms)
 
     def turn_ended(self, turn: BrokerTurn) -> bool:
         """Implement ``BrokerRole.turn_ended``."""
@@ -144,6 +144,7 @@ class FollowerRole(BrokerRole):
             self.link.tick(now_ms)
             if self.link.streaming:
                 self._repair.tick(now_ms, self.link.read_log, self._reads.shown_to())
+        self._follow_tables()
         self._stand_in.tick(self.link, now_ms)
         self._reads.lag_max_ms = self._given.ha().replica_lag_max_ms
         self._look_at_reads()
@@ -208,9 +209,9 @@ class FollowerRole(BrokerRole):
         given, features = self._given, self.features
         assert features is not None
         self._is_read, self._is_alone = self._may_read(), self._stands_in()
-        given.shell.dispatch.refuse(self._who(), self._not_master)
+        given.shell.dispatch.refuse(self._description(), self._not_master)
         if not self._is_read:
-            features.pulling.fail_all(self._not_master(self._who()))
+            features.pulling.fail_all(self._not_master(self._description()))
         self._serve(features, features.commands() if self._is_read else {})
         if self._is_alone:
             given.shell.dispatch.open(self._stand_in.begin(features))
@@ -221,7 +222,7 @@ class FollowerRole(BrokerRole):
             }
         )
 
-    def _who(self) -> str:
+    def _description(self) -> str:
         if self._outside:
             return self._outside
         config, leader = self._given.config, "nobody yet"
@@ -245,23 +246,36 @@ class FollowerRole(BrokerRole):
         """Implement ``CopiedLog.durable_offset``."""
         return int(self._store.durable_offset())
 
-    def on_word(self, word: ReplicateLog) -> None:
-        """Implement ``CopiedLog.on_word``."""
+    def retention_wish(self) -> int:
+        """Implement ``CopiedLog.retention_wish``."""
+        return int(self._store.retention_wish())
+
+    def on_chunk(self, chunk: ReplicateLog) -> None:
+        """Implement ``CopiedLog.on_chunk``."""
         features, reads, end = self.features, self._reads, self.log().log_end()
         if features is None:
             return
-        # What is not here yet is heard of again when it comes.
-        reads.heard(word.leader_end, min(word.confirmed, end), self._given.clock.monotonic_ms())
-        self._confirmed_epoch = word.leader_epoch
+        # The leader reports what is not here yet again when it comes.
+        reads.note_leader(
+            chunk.leader_end, min(chunk.confirmed, end), self._given.clock.monotonic_ms()
+        )
+        self._confirmed_epoch = chunk.leader_epoch
         reads.has(end)
         shown = min(reads.shown_to(), end)
         if shown > self._shown:
             self._shown = shown
             features.core.state.follow()
+            self._follow_tables()
             for key in list(features.pulling.waited_for):
                 features.pulling.wake(*key)
         if not self._is_read or self._is_alone:
             self._look_at_reads()  # to begin at once; the next tick ends it
+
+    def _follow_tables(self) -> None:
+        """Have the rows of tables get what no cut takes back."""
+        kept = self._reads.kept_to(self.log().log_end())
+        if kept is not None and self.features is not None:
+            self.features.state.tables.follow(kept)
 
     def log_extent(self) -> LogExtent | None:
         """Implement ``BrokerRole.log_extent``: where masters are elected no cut reaches into it."""
@@ -299,6 +313,9 @@ class FollowerRole(BrokerRole):
 
     def _on_repaired(self) -> None:
         """Read again: tables and state get what they lacked of the log."""
+        if self.features is not None:
+            # Their rows went on without it.
+            self.features.state.tables.begin_anew("the log of this follower was repaired")
         self._rest("the log of this follower was repaired")
         self._read()
 
@@ -334,7 +351,9 @@ class FollowerRole(BrokerRole):
             problem=self._outside or ("" if link is None else link.failure or ""),
         )
 
-    def _on_promote(self, request: Request, asked: PromoteReplicaRequest) -> PromoteReplicaResponse:
+    def _on_promote(
+        self, request: Request, header: PromoteReplicaRequest
+    ) -> PromoteReplicaResponse:
         """An administrator makes it the master."""
         config, link = self._given.config, self.link
         if config.ha.mode is HaMode.AUTO:
@@ -343,8 +362,8 @@ class FollowerRole(BrokerRole):
                 "promotes one"
             )
         newest = max(self._store.epoch(), 0 if link is None else link.leader_epoch)
-        if asked.epoch not in (0, newest):
-            raise InvalidArgument(f"the newest epoch is {newest} by now, not {asked.epoch}")
+        if header.epoch not in (0, newest):
+            raise InvalidArgument(f"the newest epoch is {newest} by now, not {header.epoch}")
         if link is not None and link.streaming:
             raise InvalidArgument(
                 f"its master at {link.leader} is there, and both would take messages: stop it first"
@@ -353,7 +372,7 @@ class FollowerRole(BrokerRole):
             raise InvalidArgument("it never had anything of its master's log")
         offset = self.log().log_end()
         self._rest("this follower becomes the master")
-        # Above those of a former master that is started again and has not heard of this one.
+        # Above those of a former master that is started again and does not know of this one.
         epoch = newest + EPOCHS_APART
         # In a turn of its own: it takes down what this handler belongs to.
         self._given.transport.loop.call_later(0, partial(self._promote, epoch))

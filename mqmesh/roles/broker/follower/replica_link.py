@@ -87,8 +87,11 @@ class CopiedLog(Protocol):
     def durable_offset(self) -> int:
         """Return how far it is on the disk."""
 
-    def on_word(self, word: ReplicateLog) -> None:
-        """Take note of a word of the leader; the records that came with it were added."""
+    def retention_wish(self) -> int:
+        """Return up to where retention would remove it, if nobody kept it; 0 for nothing."""
+
+    def on_chunk(self, chunk: ReplicateLog) -> None:
+        """Take note of a chunk of the leader, whose records were added."""
 
     def truncate(self, end_offset: CommitLogOffset) -> None:
         """Cut its end off at a commit-log offset, with all that hangs on it."""
@@ -131,9 +134,9 @@ class ReplicaLink:
 
     Attributes:
         streaming: The leader sends what is new.
-        leader_end: Where the leader's log ended when it was heard last.
+        leader_end: Where the leader's log ended, by its last chunk.
         leader_epoch: Of the leader when it answered last.
-        heard_ms: When the leader was heard last, monotonic clock.
+        last_seen_ms: Last sign of life of the leader, monotonic clock.
         failure: Why the link does not stream; None while it does, or has only begun.
     """
 
@@ -166,7 +169,7 @@ class ReplicaLink:
         self._closed = False
         self._call_later = call_later
         self._attempt = 0
-        self._is_asked = False
+        self._is_requested = False
         self._connected = False
         self._retry_ms = 0
         self._failures = 0
@@ -174,7 +177,7 @@ class ReplicaLink:
         self._confirmed = 0
         self._acknowledged = (-1, -1)
         self._ack_ms = 0
-        self.heard_ms = clock.monotonic_ms()
+        self.last_seen_ms = clock.monotonic_ms()
         self._connection = connect(self._on_command, self._on_connection)
 
     def close(self) -> None:
@@ -191,10 +194,10 @@ class ReplicaLink:
 
     def tick(self, now_ms: int) -> None:
         """Time went on; monotonic clock."""
-        if self._connected and not self.streaming and not self._is_asked:
+        if self._connected and not self.streaming and not self._is_requested:
             if now_ms >= self._retry_ms:
                 self._open()
-        elif self.streaming and now_ms - self.heard_ms > SILENT_MS:
+        elif self.streaming and now_ms - self.last_seen_ms > SILENT_MS:
             self.streaming = False
             self._open()
         elif self.streaming and now_ms - self._ack_ms >= ACK_MS:
@@ -208,7 +211,7 @@ class ReplicaLink:
         Args:
             start: Commit-log offset of the first one.
             end: Where the last one ends; 1 MiB of them are given at most.
-            on_done: Told of the outcome.
+            on_done: Called with the outcome.
 
         Raises:
             MQMeshError: The connection takes no request now.
@@ -235,17 +238,17 @@ class ReplicaLink:
     # ---- Words of the leader -------------------------------------------------------------
 
     def _on_connection(self, connected: bool) -> None:
-        self._connected, self.streaming, self._is_asked = connected, False, False
+        self._connected, self.streaming, self._is_requested = connected, False, False
         self._attempt += 1
         _log.info("the leader at %s is %s", self.leader, "connected" if connected else "gone")
         if connected:
             self._open()
 
     def _open(self) -> None:
-        self._is_asked = True
+        self._is_requested = True
         self._attempt += 1
         attempt = self._attempt
-        asked = OpenReplicationRequest(
+        request = OpenReplicationRequest(
             self._broker_name,
             self._replica_id,
             self._instance_id,
@@ -260,13 +263,13 @@ class ReplicaLink:
 
         def on_done(outcome: Command | MQMeshError) -> None:
             if attempt == self._attempt:
-                self._is_asked = False
+                self._is_requested = False
                 self._carefully(lambda: self._on_opened(outcome))
 
         self._connection.request(
             RequestCode.OPEN_REPLICATION,
             on_done,
-            header=encode_header(asked),
+            header=encode_header(request),
             timeout_ms=OPEN_TIMEOUT_MS,
         )
 
@@ -276,15 +279,15 @@ class ReplicaLink:
         answer = decode_header(OpenReplicationResponse, outcome.header)
         if agreed_version(answer.version) != answer.version:
             raise RemoteProtocolError(
-                f"the leader speaks version {answer.version} of the replication, though it was "
-                f"told that this replica speaks {REPLICATION_VERSION} at most"
+                f"the leader speaks version {answer.version} of the replication, though this "
+                f"replica offered {REPLICATION_VERSION} at most"
             )
         newest = max(self._terms.epoch, self._promises.promised_epoch)
         if self._terms.epoch and answer.epoch > newest:
             # Promised, it could not be taken back: nobody is elected for an epoch behind it.
             raise RemoteProtocolError(
-                f"the leader says that it leads epoch {answer.epoch}, of which nobody else has "
-                f"told; {newest} is the newest"
+                f"the leader says that it leads epoch {answer.epoch}, which no other replica has "
+                f"reported; {newest} is the newest"
             )
         # From now on nobody of an earlier epoch makes it cut what this leader sends.
         try:
@@ -301,7 +304,7 @@ class ReplicaLink:
                 )
             self.streaming, self.failure, self._acknowledged = True, None, (-1, -1)
             self._failures = self._steps = self._confirmed = 0
-            self.heard_ms = self._clock.monotonic_ms()
+            self.last_seen_ms = self._clock.monotonic_ms()
             return
         if answer.mode == ReplicationMode.TRUNCATE:
             before = log.log_end()
@@ -360,29 +363,29 @@ class ReplicaLink:
 
     def _on_chunk(self, command: Command) -> None:
         header = decode_header(ReplicateLog, command.header)
-        self._check_word(header)
-        self.heard_ms = self._clock.monotonic_ms()
+        self._check_chunk(header)
+        self.last_seen_ms = self._clock.monotonic_ms()
         if command.body:
             self._append(header, command.body)
         self.leader_end, self._confirmed = header.leader_end, header.confirmed
-        self._copy.on_word(header)
+        self._copy.on_chunk(header)
 
-    def _check_word(self, word: ReplicateLog) -> None:
+    def _check_chunk(self, chunk: ReplicateLog) -> None:
         """Refuse words that no honest leader says; where records are wrong the log finds out."""
-        if word.leader_epoch not in (0, self.leader_epoch):
+        if chunk.leader_epoch not in (0, self.leader_epoch):
             raise RemoteProtocolError(
-                f"a word of epoch {word.leader_epoch} from the leader of epoch {self.leader_epoch}"
+                f"a word of epoch {chunk.leader_epoch} from the leader of epoch {self.leader_epoch}"
             )
         log_end = self._copy.log().log_end()
-        if word.leader_end < max(log_end, word.end):
+        if chunk.leader_end < max(log_end, chunk.end):
             raise RemoteProtocolError(
-                f"the leader's log ends at {word.leader_end}, and it sends up to {word.end} and "
+                f"the leader's log ends at {chunk.leader_end}, and it sends up to {chunk.end} and "
                 f"has sent up to {log_end}"
             )
-        if not self._confirmed <= word.confirmed <= word.leader_end:
+        if not self._confirmed <= chunk.confirmed <= chunk.leader_end:
             raise RemoteProtocolError(
-                f"the leader's log is confirmed to {word.confirmed}, where it was to "
-                f"{self._confirmed} and ends at {word.leader_end}"
+                f"the leader's log is confirmed to {chunk.confirmed}, where it was to "
+                f"{self._confirmed} and ends at {chunk.leader_end}"
             )
 
     def _append(self, header: ReplicateLog, data: bytes | memoryview) -> None:
@@ -424,7 +427,9 @@ class ReplicaLink:
     def _acknowledge(self, position: tuple[int, int]) -> None:
         self._acknowledged = position
         self._ack_ms = self._clock.monotonic_ms()
-        header = encode_header(AckReplication(*position, self.leader_epoch))
+        header = encode_header(
+            AckReplication(*position, self.leader_epoch, self._copy.retention_wish())
+        )
         try:
             self._connection.oneway(RequestCode.ACK_REPLICATION, header=header)
         except MQMeshError as error:

@@ -33,12 +33,13 @@ class Follower(msgspec.Struct, eq=False):
         sent: Commit-log offset; chunks were sent up to there.
         written: It has written so far.
         synced: And synced so far.
-        heard_ms: Its last word, monotonic clock.
-        told_ms: When it was sent something, last.
-        told_confirmed: Confirmed commit-log offset that it was sent then.
+        last_seen_ms: Its last word, monotonic clock.
+        notified_ms: When it was sent something, last.
+        notified_confirmed: Confirmed commit-log offset that it was sent then.
         zone: Where it stands.
         serves_reads: It says that it answers reads.
         catches_up: It was sent so little of the log yet that a window is not all of the rest.
+        wish: Its retention waits for what keeps the log up to this commit-log offset.
     """
 
     peer: Peer
@@ -46,12 +47,13 @@ class Follower(msgspec.Struct, eq=False):
     sent: int
     written: int
     synced: int
-    heard_ms: int
-    told_ms: int
-    told_confirmed: int = 0
+    last_seen_ms: int
+    notified_ms: int
+    notified_confirmed: int = 0
     zone: str = ""
     serves_reads: bool = True
     catches_up: bool = False
+    wish: int = 0
 
 
 class FollowerTable:
@@ -105,6 +107,14 @@ class FollowerTable:
     def was_used(self) -> bool:
         """False until there was a follower."""
         return bool(self._kept)
+
+    @property
+    def wish(self) -> int:
+        """Commit-log offset up to which retention of one would remove its log; 0 for nothing.
+
+        It is not beyond what the follower has written.
+        """
+        return max((min(one.wish, one.written) for one in self.by_peer.values()), default=0)
 
     def is_available(self, log_end: int) -> bool:
         """Return whether there is a follower that may soon have what is written.
@@ -190,7 +200,7 @@ class FollowerTable:
                 f"replica {one.replica_id} says that it has written to {written} and synced to "
                 f"{synced}; it had {one.written} and {one.synced}, and was sent {one.sent}"
             )
-        one.heard_ms = now_ms
+        one.last_seen_ms = now_ms
         one.written, one.synced = written, synced
         self._kept[one.replica_id] = (written, now_ms)
         has = self._has(one)
@@ -220,7 +230,7 @@ class FollowerTable:
         """Note that a follower was sent the log up to an offset, and the confirmed offset."""
         if one.catches_up and self.catch_up_rate is not None:
             self.catch_up_rate.take(end_offset - one.sent)
-        one.sent, one.told_confirmed, one.told_ms = end_offset, confirmed, now_ms
+        one.sent, one.notified_confirmed, one.notified_ms = end_offset, confirmed, now_ms
 
     def idle(self, now_ms: int, after_ms: int, confirmed: int) -> list[Follower]:
         """Take followers that were sent nothing for so long, or not the confirmed offset.
@@ -233,15 +243,15 @@ class FollowerTable:
         found = [
             one
             for one in self
-            if now_ms - one.told_ms >= after_ms or one.told_confirmed < confirmed
+            if now_ms - one.notified_ms >= after_ms or one.notified_confirmed < confirmed
         ]
         for one in found:
-            one.told_ms, one.told_confirmed = now_ms, confirmed
+            one.notified_ms, one.notified_confirmed = now_ms, confirmed
         return found
 
     def silent(self, now_ms: int) -> list[Follower]:
         """Takes out those that hang: they were heard too long ago."""
-        found = [one for one in self if now_ms - one.heard_ms > SILENT_MS]
+        found = [one for one in self if now_ms - one.last_seen_ms > SILENT_MS]
         for one in found:
             del self.by_peer[one.peer]
         self.counts.slave_timeouts += len(found)
@@ -250,11 +260,11 @@ class FollowerTable:
     def needed(self, now_ms: int) -> list[tuple[int, int]]:
         """From where the log is to be kept for each follower: its id, and a commit-log offset."""
         return [
-            (replica_id, offset if now_ms - heard_ms <= self._retain_ms else MAX_OFFSET)
-            for replica_id, (offset, heard_ms) in self._kept.items()
+            (replica_id, offset if now_ms - last_seen_ms <= self._retain_ms else MAX_OFFSET)
+            for replica_id, (offset, last_seen_ms) in self._kept.items()
         ]
 
-    def last_heard(self, *, since_ms: int = 0) -> dict[int, tuple[int, int]]:
+    def last_seen(self, *, since_ms: int = 0) -> dict[int, tuple[int, int]]:
         """Return the last report of each follower, connected or not, by id.
 
         Args:
@@ -263,7 +273,7 @@ class FollowerTable:
         Returns:
             How far each had written, and when it was heard.
         """
-        return {one: said for one, said in self._kept.items() if said[1] >= since_ms}
+        return {one: reported for one, reported in self._kept.items() if reported[1] >= since_ms}
 
     def forget(self, peer: Peer) -> Follower | None:
         """A connection broke; returns the follower if it was one's."""
@@ -273,7 +283,7 @@ class FollowerTable:
         """All of them, by id."""
         return [
             ReplicaStatus(
-                one.replica_id, one.sent, one.written, one.synced, max(now_ms - one.heard_ms, 0)
+                one.replica_id, one.sent, one.written, one.synced, max(now_ms - one.last_seen_ms, 0)
             )
             for one in sorted(self, key=lambda one: one.replica_id)
         ]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from mqmesh.errors import SystemBusy
+from mqmesh.roles.broker.state_log import PlannedChange
 from mqmesh.roles.broker.state_records import OffsetsRecord, SentBackRecord, in_parts
 from mqmesh.units import QueueOffset
 
@@ -37,6 +38,8 @@ class CommittedOffsets:
         self._most = most
         self._busy_retry_after_ms = busy_retry_after_ms
         self._groups: dict[str, _Topics] = {}
+        # Queues before whose offset messages have outputs that are stored.
+        self._processed: dict[tuple[str, str], set[int]] = {}
         self._count = 0
         self.changed: dict[tuple[str, str], None] = {}
         self.sent_back = SentBackStarts()
@@ -78,12 +81,7 @@ class CommittedOffsets:
         if known == queue_offset:
             return
         if known is None:
-            if self._count >= self._most:
-                raise SystemBusy(
-                    f"this broker keeps {self._most} consumer offsets, no more "
-                    "(max_consumer_offsets)",
-                    retry_after_ms=self._busy_retry_after_ms,
-                )
+            self.check_room(1)
             self._count += 1
             topics = self._groups.setdefault(group, {})
             queues = topics.setdefault(topic, {})
@@ -91,16 +89,67 @@ class CommittedOffsets:
         queues[queue_id] = queue_offset
         self.changed[group, topic] = None
 
+    def check_room(self, count: int) -> None:
+        """Check that so many more offsets may be kept.
+
+        Raises:
+            SystemBusy: There are too many offsets.
+        """
+        if self._count + count > self._most:
+            raise SystemBusy(
+                f"this broker keeps {self._most} consumer offsets, no more (max_consumer_offsets)",
+                retry_after_ms=self._busy_retry_after_ms,
+            )
+
     def place(self, group: str, topic: str, queue_id: int, queue_offset: QueueOffset) -> None:
-        """Follow the floor of a delivery window, of which the log says by itself where it is."""
+        """Note where a group goes on in a queue, of which the log has a record by itself."""
         queues = self._groups.setdefault(group, {}).setdefault(topic, {})
         self._count += queue_id not in queues
         queues[queue_id] = queue_offset
+
+    def plan_processed(
+        self, group: str, topic: str, offsets: dict[int, QueueOffset]
+    ) -> PlannedChange:
+        """Return the change that moves a group behind messages whose outputs are stored with it.
+
+        Args:
+            group: Consumer group.
+            topic: Of the queues.
+            offsets: Where it goes on, by queue.
+        """
+
+        def apply() -> None:
+            for queue_id, queue_offset in offsets.items():
+                self.place(group, topic, queue_id, queue_offset)
+            self._processed.setdefault((group, topic), set()).update(offsets)
+
+        record = OffsetsRecord(group, topic, dict(offsets), True, list(offsets))
+        return PlannedChange([record], apply)
+
+    def is_processed(self, group: str, topic: str, queue_id: int) -> bool:
+        """Return whether outputs are stored of messages before a group's offset in a queue.
+
+        It goes back only where somebody moves it on purpose.
+        """
+        return queue_id in self._processed.get((group, topic), ())
+
+    def move(self, group: str, topic: str, queue_id: int, queue_offset: QueueOffset) -> None:
+        """Do as ``commit``, for an administrator: messages may be processed once more.
+
+        Raises:
+            SystemBusy: There are too many offsets.
+        """
+        self.commit(group, topic, queue_id, queue_offset)
+        processed = self._processed.get((group, topic))
+        if processed and queue_id in processed:
+            processed.remove(queue_id)
+            self.changed[group, topic] = None
 
     def remove_group(self, group: str) -> int:
         """Forgets all offsets of a group; returns how many."""
         topics = self._groups.pop(group, {})
         for topic in topics:
+            self._processed.pop((group, topic), None)
             self.changed[group, topic] = None
         removed = sum(map(len, topics.values()))
         self._count -= removed
@@ -113,6 +162,7 @@ class CommittedOffsets:
             removed += len(self._groups[group].pop(topic))
             if not self._groups[group]:
                 del self._groups[group]
+            self._processed.pop((group, topic), None)
             self.changed[group, topic] = None
         self._count -= removed
         return removed
@@ -147,15 +197,23 @@ class CommittedOffsets:
         queues = self._groups.get(group, {}).get(topic)
         # A copy: the queues go on while others are written.
         yield from in_parts(
-            OffsetsRecord(group, topic, None if queues is None else dict(queues)),
+            OffsetsRecord(
+                group,
+                topic,
+                None if queues is None else dict(queues),
+                processed=sorted(self._processed.get(key, ())),
+            ),
             MOST_QUEUES_PER_RECORD,
         )
 
     def apply(self, record: OffsetsRecord) -> None:
         """Takes over what a record says."""
-        topics = self._groups.setdefault(record.group, {})
+        topics, key = self._groups.setdefault(record.group, {}), (record.group, record.topic)
         if not record.adds:
             self._count -= len(topics.pop(record.topic, {}))
+            self._processed.pop(key, None)
+        if record.processed:
+            self._processed.setdefault(key, set()).update(record.processed)
         if record.offsets:
             queues = topics.setdefault(record.topic, {})
             self._count -= len(queues)

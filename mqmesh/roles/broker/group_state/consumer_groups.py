@@ -15,6 +15,7 @@ import msgspec
 from mqmesh.errors import GroupNotFound, InvalidArgument, StaleGeneration, SystemBusy
 from mqmesh.filtering.python_filter import check_filter_id
 from mqmesh.message import check_topic
+from mqmesh.namespaces import is_within
 from mqmesh.protocol.delivery import DeliveryMode
 from mqmesh.protocol.groups import check_client_group
 from mqmesh.protocol.membership import (
@@ -58,6 +59,14 @@ class GroupClient(msgspec.Struct):
     lost_at_ms: int | None = None
     stats: list[TopicConsumption] = []
 
+    def is_of(self, namespace: str) -> bool:
+        """Return True for a client with a group of a namespace, or whose user is confined to it."""
+        if self.peer is not None and self.peer.principal.namespace == namespace:
+            return True
+        beat = self.heartbeat
+        groups = [*beat.producer_groups, *(data.group for data in beat.consumers)]
+        return any(is_within(namespace, one) for one in groups)
+
 
 class Group(msgspec.Struct):
     """One consumer group with at least one member.
@@ -68,6 +77,8 @@ class Group(msgspec.Struct):
         joined: Generation that the coming of each member made.
         check: Whether they subscribe alike.
         divided: Generation that was last asked for, and the owners of queues then.
+        ends: Where members acknowledge each message: ends of the queues of each topic when the
+            first of them subscribed to it; none if it was not there.
     """
 
     generation: int
@@ -75,10 +86,17 @@ class Group(msgspec.Struct):
     joined: dict[str, int]
     check: SubscriptionCheck = msgspec.field(default_factory=SubscriptionCheck)
     divided: tuple[int, dict[str, list[int]]] = (-1, {})
+    ends: dict[str, list[int]] = {}
+
+    def forget_ends(self) -> None:
+        """Forget the ends of topics that no member names any more."""
+        named = {one.topic for data in self.members.values() for one in data.subscriptions}
+        for topic in self.ends.keys() - named:
+            del self.ends[topic]
 
 
 class Notice(msgspec.Struct, frozen=True):
-    """Tell a member that its group changed.
+    """Notice for a member that its group changed.
 
     Attributes:
         peer: Connection of the member.
@@ -101,10 +119,9 @@ class ConsumerGroups:
         first_generation: Below every generation to come, above all of earlier epochs, so
             that a member never takes an old one for a new one.
         busy_retry_after_ms: Retry delay of clients when there are too many.
-        settled_ms: Monotonic time until which members of before are still coming back.
 
     Attributes:
-        settled_ms: See above.
+        settled_ms: Monotonic time until which members of before are still coming back.
         changed: Groups whose members get a notice.
         returned: Clients that get one of each of their groups, by id.
         claims: Which member was given which queue.
@@ -119,9 +136,8 @@ class ConsumerGroups:
         most_clients: int,
         first_generation: int = 0,
         busy_retry_after_ms: int = 100,
-        settled_ms: int = 0,
     ) -> None:
-        self.settled_ms = settled_ms
+        self.settled_ms = 0
         self._grace_ms = grace_ms
         self._expiry_ms = expiry_ms
         self._most_clients = most_clients
@@ -166,6 +182,21 @@ class ConsumerGroups:
         """Return the connection by which a client's heartbeats come; None if it has none now."""
         client = self._clients.get(client_id)
         return None if client is None or client.lost_at_ms is not None else client.peer
+
+    def is_of_others(self, client_id: str, namespace: str) -> bool:
+        """Return whether a client id is held by a client of a user of another namespace.
+
+        Args:
+            client_id: Any that a request names.
+            namespace: Of the user that asks; "" for one that is confined to none.
+        """
+        client = self._clients.get(client_id)
+        if client is None:
+            return False
+        if client.peer is not None:
+            return client.peer.principal.namespace != namespace
+        # It has not come back since the election: only its groups say whose it is.
+        return not all(is_within(namespace, data.group) for data in client.heartbeat.consumers)
 
     def require_member(self, name: str, client_id: str, generation: int | None = None) -> Group:
         """The group of one of its members.

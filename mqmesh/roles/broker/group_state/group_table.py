@@ -4,6 +4,7 @@ A group gets default settings by itself when it is first used, unless that is sw
 (``auto_create_subscription_group``).
 """
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
@@ -15,11 +16,13 @@ from mqmesh.errors import (
     NoPermission,
     SystemBusy,
 )
+from mqmesh.namespaces import namespace_of
 from mqmesh.protocol.delivery import DeliveryMode
 from mqmesh.protocol.groups import BY_CONSUMER, GroupConfig, check_client_group, only_looks
 from mqmesh.protocol.membership import MessageModel
 from mqmesh.protocol.policies import check_group_policies
 from mqmesh.roles.broker.state_records import GroupRecord, GroupSettings
+from mqmesh.security.quotas import Quotas
 
 _TAKES: Final[dict[str, str]] = {
     DeliveryMode.QUEUE: "take PushConsumer or PullConsumer",
@@ -35,6 +38,7 @@ class GroupTable:
         most: Groups allowed.
         auto_create: A group that is used gets settings by itself.
         busy_retry_after_ms: Retry delay of clients when there are too many.
+        quotas: Limits of namespaces.
 
     Attributes:
         auto_create: May be changed.
@@ -44,11 +48,18 @@ class GroupTable:
     """
 
     def __init__(
-        self, most: int = 100_000, *, auto_create: bool = True, busy_retry_after_ms: int = 100
+        self,
+        most: int = 100_000,
+        *,
+        auto_create: bool = True,
+        busy_retry_after_ms: int = 100,
+        quotas: Quotas | None = None,
     ) -> None:
         self._most = most
         self.auto_create = auto_create
         self._busy_retry_after_ms = busy_retry_after_ms
+        self._quotas = quotas or Quotas()
+        self._used: Counter[str] = Counter()
         self._groups: dict[str, GroupConfig] = {}
         self._restricted: dict[str, GroupConfig] = {}
         self.changed: dict[str, None] = {}
@@ -62,16 +73,20 @@ class GroupTable:
         """Settings of a group, or None."""
         return self._groups.get(group)
 
+    def settings(self, group: str) -> GroupConfig:
+        """Return the settings of a group, or those by default."""
+        return self._groups.get(group) or GroupConfig(group)
+
     def names(self) -> list[str]:
         """Groups with settings, sorted."""
         return sorted(self._groups)
 
     def check_pull(self, group: str, model_of: Callable[[str], str]) -> GroupConfig | None:
-        """Tells whether members of a group may pull; cheap, for it is asked with every pull.
+        """Check that members of a group may pull; cheap, for each pull asks.
 
         Args:
             group: Consumer group.
-            model_of: Tells the message model of its members.
+            model_of: Returns the message model of its members.
 
         Returns:
             Settings that may hold back what it is handed out, see ``GroupLimits``; mostly None.
@@ -121,6 +136,21 @@ class GroupTable:
             f"consumer group {group!r} has delivery = {wanted}, this member {delivery}: "
             f"{_TAKES[wanted]}, or change the group while it has no members"
         )
+
+    def check_acknowledges(self, group: str) -> GroupConfig:
+        """Check that members of a group acknowledge each message; return its settings.
+
+        Raises:
+            GroupNotFound: It has no settings: no member has come yet.
+            InvalidArgument: Its members share queues.
+        """
+        config = self._groups.get(group)
+        if config is None:
+            raise GroupNotFound(f"no consumer group {group!r}; its members have not joined yet")
+        # The heartbeat says it as a matter of rights; here it is one of the request.
+        if config.delivery == DeliveryMode.QUEUE and not only_looks(group):
+            raise InvalidArgument(self.other_delivery(group, DeliveryMode.MESSAGE))
+        return config
 
     def check_consumes(self, group: str) -> None:
         """Check that members of a group may get messages.
@@ -208,9 +238,8 @@ class GroupTable:
         return had_settings
 
     def _forget(self, group: str) -> bool:
-        if self._groups.pop(group, None) is None:
+        if not self._remove(group):
             return False
-        self._restricted.pop(group, None)
         self.changed[group] = None
         return True
 
@@ -227,8 +256,7 @@ class GroupTable:
 
     def apply(self, record: GroupRecord) -> None:
         """Takes over what a record says."""
-        self._groups.pop(record.group, None)
-        self._restricted.pop(record.group, None)
+        self._remove(record.group)
         if record.settings is not None:
             self._put(GroupConfig(record.group, *msgspec.structs.astuple(record.settings)))
 
@@ -239,10 +267,23 @@ class GroupTable:
                 "(max_subscription_groups)",
                 retry_after_ms=self._busy_retry_after_ms,
             )
+        namespace = namespace_of(config.group)
+        if config.group not in self._groups and namespace in self._quotas.namespaces:
+            used = {"groups": self._used[namespace]}
+            self._quotas.check_namespace(namespace, used, {"groups": 1})
         self._put(config)
         self.changed[config.group] = None
 
+    def _remove(self, group: str) -> bool:
+        """Take a group out of the table; False if it is not there."""
+        self._restricted.pop(group, None)
+        if self._groups.pop(group, None) is None:
+            return False
+        self._used -= Counter([namespace_of(group)])
+        return True
+
     def _put(self, config: GroupConfig) -> None:
+        self._used[namespace_of(config.group)] += config.group not in self._groups
         self._groups[config.group] = config
         self._restricted.pop(config.group, None)
         if (

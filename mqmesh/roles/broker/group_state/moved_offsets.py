@@ -8,7 +8,7 @@ connection keeps the order.
 ::
 
               begin                    on_pull, any offset             on_pull at the target
-    (none) ----------->  PENDING  ----------------------->   TOLD   ------------------------> (none)
+    (none) ----------->  PENDING  ----------------------->   SENT   ------------------------> (none)
                          commits refused                     commits refused
                                                              other pulls are sent there
 """

@@ -6,6 +6,9 @@ come back in time go on with their tokens, and only queues of the others wait.
 
 Claims of queues without locks are kept as well, so that the next division moves few queues. They
 are restored as of an earlier generation: the members of now may claim what they were not given.
+
+A master whose log may lack owners waits for those who show up, and only behind that the log knows
+all of them again. So it says since which epoch it does: one that is elected meanwhile waits, too.
 """
 
 from collections.abc import Iterable
@@ -17,6 +20,7 @@ from mqmesh.roles.broker.state_records import MemberSubscriptions, OwnersRecord,
 
 _Member = tuple[str, str]
 _Queue = tuple[str, str, int]
+_Key = _Member | _Queue | tuple[()]
 
 
 class OwnerRecords:
@@ -28,11 +32,14 @@ class OwnerRecords:
         is_kept: Changes are written.
 
     Attributes:
-        changed: Members (group, client id) and queues (group, topic, queue id) that changed.
+        changed: Members (group, client id) and queues (group, topic, queue id) that changed; an
+            empty key for ``known_epoch``.
+        known_epoch: Epoch of the last master that knew all owners; 0 if the log may lack some.
     """
 
     def __init__(self, groups: ConsumerGroups, locks: QueueLocks, *, is_kept: bool) -> None:
-        self.changed: dict[_Member | _Queue, None] = {}
+        self.changed: dict[_Key, None] = {}
+        self.known_epoch = 0
         self._groups = groups
         self._locks = locks
         self._is_kept = is_kept
@@ -73,15 +80,27 @@ class OwnerRecords:
 
     def drop(self) -> None:
         """Drop what the log says of the epochs before: it may lack what came last."""
+        self.known_epoch = 0
         if self._is_kept:
-            self.changed.update(dict.fromkeys([*self._members, *self._owners]))
+            # First of all that no owners are known: the rest may be lost.
+            self.changed.update(dict.fromkeys([(), *self._members, *self._owners]))
         self._members, self._owners = {}, {}
 
-    def state_keys(self) -> Iterable[_Member | _Queue]:
+    def note_known(self, epoch: int) -> None:
+        """Note that the log names all owners in the epoch of this master."""
+        if self._is_kept:
+            self.known_epoch = epoch
+            self.changed[()] = None
+
+    def on_damaged(self) -> None:
+        """Note that records of the log are damaged, which may have named owners."""
+        self.known_epoch = 0
+
+    def state_keys(self) -> Iterable[_Key]:
         """Members and queues of all groups."""
         if not self._is_kept:
             return ()
-        keys: dict[_Member | _Queue, None] = {}
+        keys: dict[_Key, None] = dict.fromkeys([(), *self._members, *self._owners])
         for name in self._groups.names():
             keys.update(((name, client_id), None) for client_id in self._groups.group(name).members)
         for group, queue in self._locks.locked():
@@ -91,18 +110,25 @@ class OwnerRecords:
                 keys[group, topic, queue_id] = None
         return keys
 
-    def records_of(self, key: _Member | _Queue) -> tuple[OwnersRecord]:
-        """Return the state record of a member or of a queue."""
+    def records_of(self, key: _Key) -> tuple[OwnersRecord]:
+        """Return the state record of a member or of a queue, or of what is known."""
+        if len(key) == 0:
+            return (OwnersRecord("", known_epoch=self.known_epoch),)
         if len(key) == 2:
             name, client_id = key
             group = self._groups.find(name)
             data = None if group is None else group.members.get(client_id)
-            return (OwnersRecord(name, {client_id: None if data is None else _record(data)}),)
+            member = self._members.get(key) if data is None else _record(data)
+            return (OwnersRecord(name, {client_id: member}),)
+        if key in self._owners:
+            return (OwnersRecord(key[0], queues=[self._owners[key]]),)
         name, topic, queue_id = key
         return (OwnersRecord(name, queues=[self._owner(name, (topic, queue_id))]),)
 
     def apply(self, record: OwnersRecord) -> None:
         """Takes over what a record says."""
+        if record.known_epoch is not None:
+            self.known_epoch = record.known_epoch
         for client_id, member in record.members.items():
             if member is None:
                 self._members.pop((record.group, client_id), None)

@@ -61,8 +61,6 @@ class QueueLocks:
         lost_grace_ms: How long it lasts after its holder's connection broke.
         most: Locks allowed.
         first_token: Above the tokens of earlier epochs, and the first of this one.
-        settled_ms: Monotonic time until which only former holders count; 0 where they are known.
-        free_ms: Monotonic time until which only they are granted what nobody holds.
         busy_retry_after_ms: Retry delay of clients when there are too many.
 
     Attributes:
@@ -77,8 +75,6 @@ class QueueLocks:
         lost_grace_ms: int,
         most: int,
         first_token: int = 1,
-        settled_ms: int = 0,
-        free_ms: int = 0,
         busy_retry_after_ms: int = 100,
     ) -> None:
         self.lease_ms = lease_ms
@@ -86,9 +82,8 @@ class QueueLocks:
         self._lost_grace_ms = lost_grace_ms
         self._most = most
         self._first_token = self._next_token = first_token
-        self._settled_ms = settled_ms
-        self._free_ms = free_ms
-        self._waits = settled_ms > 0
+        self._settled_ms = self._free_ms = 0
+        self._waits = False
         self._busy_retry_after_ms = busy_retry_after_ms
         self._groups: dict[str, dict[QueueKey, QueueLock]] = {}
         self._of_peer: dict[Peer, dict[tuple[str, QueueKey], None]] = {}
@@ -97,6 +92,16 @@ class QueueLocks:
 
     def __len__(self) -> int:
         return self._count
+
+    def wait(self, settled_ms: int, free_ms: int) -> None:
+        """Wait for former holders of locks, which are not known.
+
+        Args:
+            settled_ms: Monotonic time until which only they count.
+            free_ms: Monotonic time until which only they are granted what nobody holds.
+        """
+        self._settled_ms, self._free_ms = settled_ms, free_ms
+        self._waits = True
 
     def lock(
         self, group: str, client_id: str, peer: Peer, queue: QueueKey, token: int, now_ms: int

@@ -113,15 +113,23 @@ class QueueOwnership:
         Raises:
             StaleGeneration: The queue was given to another member.
         """
-        known = self.find(group, topic, queue_id)
-        if known is None:
+        self.check_commit(group, topic, queue_id, client_id)
+        if self.find(group, topic, queue_id) is None:
             if goes_back:
                 raise StaleGeneration(
                     f"queue {queue_id} of topic {topic!r} was given to nobody since this broker "
                     f"was started, and {client_id} is behind what group {group!r} has committed"
                 )
             self.claim(group, topic, queue_id, client_id, generation)
-        elif known.client_id != client_id:
+
+    def check_commit(self, group: str, topic: str, queue_id: int, client_id: str) -> None:
+        """Check that no other member has a queue.
+
+        Raises:
+            StaleGeneration: The queue was given to another member.
+        """
+        known = self.find(group, topic, queue_id)
+        if known is not None and known.client_id != client_id:
             raise StaleGeneration(
                 f"queue {queue_id} of topic {topic!r} was given to {known.client_id or 'others'}; "
                 f"offsets of {client_id} do not count any more"

@@ -4,9 +4,9 @@ Every member of the in-sync set has what is confirmed (``all``, ``none``), or as
 as the group asks for (``quorum``, ``one``). While a change of the set is on its way the stricter of
 both sets holds, since nobody knows which of them an election will read.
 
-A member counts with what it had of this epoch's log when it was heard last, connected or not. It
-counts with its incarnation only: one that lost its disk is another member until the coordinator's
-record says otherwise.
+A member counts with what it had of this epoch's log at its last acknowledgement, connected or not.
+It counts with its incarnation only: one that lost its disk is another member until the
+coordinator's record says otherwise.
 
 Nothing is confirmed before the marker of the epoch is. What the leader has inherited may be on
 enough replicas and still be replaced: by one who leads later, and whose newest record is of a later

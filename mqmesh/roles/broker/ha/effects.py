@@ -33,7 +33,7 @@ class Fence(msgspec.Struct, frozen=True):
     replica_ids: tuple[int, ...]
 
 
-class TellToStand(msgspec.Struct, frozen=True):
+class AskToStand(msgspec.Struct, frozen=True):
     """Request to another replica, which has the better position, to stand.
 
     Attributes:
@@ -75,4 +75,4 @@ class ResumeSends(msgspec.Struct, frozen=True):
     reason: str
 
 
-Effect = ReadRecord | ChangeRecord | Fence | TellToStand | Lead | Follow | ResumeSends
+Effect = ReadRecord | ChangeRecord | Fence | AskToStand | Lead | Follow | ResumeSends

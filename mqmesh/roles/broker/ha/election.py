@@ -29,13 +29,13 @@ from mqmesh.coordination.interface import (
 from mqmesh.errors import MQMeshError
 from mqmesh.roles.broker.ha.confirm import least_to_confirm, rule_of, with_members
 from mqmesh.roles.broker.ha.effects import (
+    AskToStand,
     ChangeRecord,
     Effect,
     Fence,
     Follow,
     Lead,
     ReadRecord,
-    TellToStand,
 )
 from mqmesh.roles.broker.ha.in_sync import HAS_VOTERS, REREAD_MS
 
@@ -44,9 +44,9 @@ OTHERS_WAIT_MS: Final = 100
 ELECTION_MS: Final = 1_000
 """After so long a candidate gives up, and may stand again."""
 SILENCE_MS: Final = 1_200
-"""A leader that was not heard for so long may be dead."""
+"""A leader that was silent for so long may be dead."""
 CUT_OFF_SILENCE_MS: Final = 2_500
-"""One that says itself that it is cut off was not heard for so long at least."""
+"""A leader that reports itself cut off must have been silent for at least so long."""
 RENEWALS_MISSED: Final = 2
 RANK_MS: Final = 50
 MAX_RANK: Final = 2
@@ -57,14 +57,14 @@ class Suspicion(enum.StrEnum):
     """Suspicion of a replica about its group's leader."""
 
     NONE = "the leader lives"
-    BAD_LINK = "the leader lives and is not heard here"
+    BAD_LINK = "the leader lives and is not reached from here"
     NOBODY = "nobody leads"
     NAMED = "this replica was elected last, and leads again once it is elected anew"
     RESTARTING = "the leader's process has ended, and has time to come back"
     PAUSED = "the leader is missed, and an administrator wants nobody to stand"
     SESSION_ENDED = "the leader's session has ended"
-    SILENT = "the leader is not heard and renews nothing"
-    CUT_OFF = "the leader is not heard, and hears too few replicas to confirm anything"
+    SILENT = "the leader is silent and renews nothing"
+    CUT_OFF = "the leader is silent, and reaches too few replicas to confirm anything"
 
     @property
     def stands(self) -> bool:
@@ -91,7 +91,7 @@ def suspicion_of(
     Args:
         view: The group, as the coordinator reported it last.
         replica_id: Of that follower.
-        silent_ms: Since it heard the leader.
+        silent_ms: Since the last sign of life of the leader.
         ttl_ms: Of sessions; they are renewed each quarter of it.
         restart_ms: A leader whose process ended has so long to come back
             (restart_before_failover_ms).
@@ -322,13 +322,13 @@ class Election(msgspec.Struct):
         assert state is not None, "who fences has read a record"
         if self.me.replica_id not in self.answers:
             return []
-        asked = {member.replica_id for member in state.in_sync}
-        pool = self._pool(state, now_ms, has_all=asked <= self.answers.keys())
+        in_sync_ids = {member.replica_id for member in state.in_sync}
+        pool = self._pool(state, now_ms, has_all=in_sync_ids <= self.answers.keys())
         if not pool:
             return []
         best = max(pool, key=lambda answer: answer.rank).member
         if best != self.me:
-            return [TellToStand(best.replica_id), *self._stop("another has the better position")]
+            return [AskToStand(best.replica_id), *self._stop("another has the better position")]
         self.step = CandidateStep.CHANGING
         self.wanted = self._next_state(state, pool)
         return [ChangeRecord(self.record.version, self.wanted)]

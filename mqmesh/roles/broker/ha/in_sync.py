@@ -38,7 +38,7 @@ GONE_MS: Final = 200
 """A member without session and connection leaves after so long; where all replicas are stopped, the
 leader knows that it is, too, before that."""
 ACKS_MS: Final = 1_000
-"""A follower that was heard within that time is there; each speaks every 200 ms."""
+"""A follower that acknowledged within that time is there; each does every 200 ms."""
 HAS_VOTERS: Final = frozenset({AckReplicas.ONE, AckReplicas.QUORUM})
 
 
@@ -50,7 +50,7 @@ class CandidateState(msgspec.Struct, frozen=True):
         mark: Commit-log offset where the log ended at ``mark_ms``.
         mark_ms: Once it has reached the mark it was caught up then.
         can_store: Its disk takes writes and is not nearly full.
-        heard_ms: When it was heard last in this epoch; None for never.
+        last_seen_ms: Its last sign of life in this epoch; None for never.
         entered_ms: When it came into the set, of late.
         waits: How often it had to wait for coming and going too often.
     """
@@ -59,7 +59,7 @@ class CandidateState(msgspec.Struct, frozen=True):
     mark: int
     mark_ms: int
     can_store: bool = True
-    heard_ms: int | None = None
+    last_seen_ms: int | None = None
     entered_ms: tuple[int, ...] = ()
     waits: int = 0
 
@@ -122,7 +122,7 @@ class InSyncSet(msgspec.Struct):
         """
         one = self.followers.get(replica_id, CandidateState(now_ms, log_end, now_ms))
         has = self.log.links[replica_id].has
-        changes: dict[str, object] = {"can_store": can_store, "heard_ms": now_ms}
+        changes: dict[str, object] = {"can_store": can_store, "last_seen_ms": now_ms}
         if has >= log_end:
             changes |= {"caught_up_ms": now_ms, "mark": log_end, "mark_ms": now_ms}
         elif has >= one.mark:
@@ -321,7 +321,7 @@ class InSyncSet(msgspec.Struct):
     def _electable(
         self, staying: list[MemberIncarnation], coming: set[int], now_ms: int
     ) -> list[MemberIncarnation]:
-        """Keeps members that live, and are not heard here, where the others are too few.
+        """Keeps members that live, and are not reached from here, where the others are too few.
 
         Nothing is acknowledged by so few; but who leaves the set can be elected no more, and one of
         those may be able to confirm.
@@ -335,8 +335,8 @@ class InSyncSet(msgspec.Struct):
 
     def _lives_elsewhere(self, member: MemberIncarnation, now_ms: int) -> bool:
         one = self.followers[member.replica_id]
-        is_heard = one.heard_ms is not None and now_ms - one.heard_ms <= ACKS_MS
-        return one.can_store and not is_heard and member.replica_id not in self.gone_ms
+        is_live = one.last_seen_ms is not None and now_ms - one.last_seen_ms <= ACKS_MS
+        return one.can_store and not is_live and member.replica_id not in self.gone_ms
 
     def _is_gone(self, member: MemberIncarnation, now_ms: int) -> bool:
         """Return whether a member's process has ended, so that sends would wait for it in vain."""
@@ -347,7 +347,7 @@ class InSyncSet(msgspec.Struct):
     def _may_stay(self, member: MemberIncarnation, now_ms: int) -> bool:
         one = self.followers.get(member.replica_id)
         if one is None:
-            # It has not been heard in this epoch; it has so long to come.
+            # It has not acknowledged in this epoch; it has so long to come.
             self.followers[member.replica_id] = CandidateState(now_ms, self.log.marker_end, now_ms)
             return True
         return one.can_store and now_ms - one.caught_up_ms <= self.lag_max_ms

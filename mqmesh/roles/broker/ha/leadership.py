@@ -21,7 +21,7 @@ ISOLATED: Final = (
     "this replica reaches neither the coordinator nor enough followers: another one may lead by now"
 )
 CUT_OFF: Final = (
-    "too few replicas in sync are heard to confirm anything; one that reaches enough takes over"
+    "too few replicas in sync are reached to confirm anything; one that reaches enough takes over"
 )
 LEASE_OVER: Final = "its session was not renewed (ha.lease_ttl_ms): another replica may lead by now"
 
@@ -34,22 +34,22 @@ class Leadership:
         me: As the record has it.
         policy: What producers are promised.
         marker_end: Commit-log offset behind the marker of the epoch.
-        log_end: Tells where the log ends.
+        log_end: Returns the end of the log.
         lag_max_ms: A follower that was not caught up for so long leaves the set.
         counts_synced: A follower has what its disk has, not what it has written.
-        has_all: Its log has all that masters before it answered: copies confirmed that, too, and no
-            election went without them since.
+        owners_from: Least epoch in which the log must have had all owners of queues for them to be
+            known now: since then copies confirm what masters answer, and no election was forced.
 
     Attributes:
         log: Who has what.
         in_sync: The set.
-        policy, has_all: See above.
-        heard_ms: When followers were heard last, by id; monotonic clock.
+        policy, owners_from: See above.
+        last_seen_ms: Last sign of life of followers, by id; monotonic clock.
         is_over: Why this epoch is over, once that is known.
         closing: Why no more sends are taken, while the lead is handed over.
         lease_holds: Whether nobody takes this replica for gone.
-        is_isolated: It hears neither the coordinator nor enough followers.
-        is_cut_off: For some seconds it has heard too few followers to confirm anything.
+        is_isolated: It reaches neither the coordinator nor enough followers.
+        is_cut_off: For some seconds it has reached too few followers to confirm anything.
     """
 
     def __init__(
@@ -62,14 +62,14 @@ class Leadership:
         log_end: Callable[[], int],
         lag_max_ms: int,
         counts_synced: bool,
-        has_all: bool = True,
+        owners_from: int = 0,
     ) -> None:
         assert record.state is not None, "who leads does so by a record"
         self.log = ConfirmedLog(record.state.epoch, me, rule_of(record.state), marker_end)
         self.in_sync = InSyncSet(self.log, record, lag_max_ms, fewest=policy.minimum)
         self.policy = policy
-        self.has_all = has_all
-        self.heard_ms: dict[int, int] = {}
+        self.owners_from = owners_from
+        self.last_seen_ms: dict[int, int] = {}
         self.is_over: str | None = None
         self.closing: str | None = None
         self.lease_holds: Callable[[], bool] = lambda: True
@@ -191,7 +191,7 @@ class Leadership:
         position = min(written, synced) if self._counts_synced else written
         # With the same incarnation nothing was lost, whatever it knows of its disk by now.
         self.log.on_opened(member, max(position, min(had, written)))
-        self._heard(member.replica_id, now_ms)
+        self._note_follower(member.replica_id, now_ms)
 
     def on_ack(
         self, replica_id: int, epoch: int, written: int, synced: int, sent: int, now_ms: int
@@ -216,14 +216,14 @@ class Leadership:
         else:
             position = 0
         self.log.on_ack(replica_id, epoch, position)
-        self._heard(replica_id, now_ms)
+        self._note_follower(replica_id, now_ms)
 
     def on_gone(self, replica_id: int) -> None:
         """A follower's connection broke."""
         self.log.on_disconnected(replica_id)
 
-    def _heard(self, replica_id: int, now_ms: int) -> None:
-        self.heard_ms[replica_id] = now_ms
+    def _note_follower(self, replica_id: int, now_ms: int) -> None:
+        self.last_seen_ms[replica_id] = now_ms
         self.in_sync.on_follower(replica_id, self._log_end(), now_ms)
 
 

@@ -1,4 +1,4 @@
-"""Vote state of a replica: its promises, on its disk before anybody hears of them."""
+"""Vote state of a replica: its promises, on its disk before they are sent."""
 
 from collections.abc import Callable
 from typing import Protocol

@@ -35,7 +35,7 @@ INDEX_STATE: Final[Measured[IndexStatus]] = text(
     "of the index process: running, down, off, or why it waits",
     lambda index: index.state,
 )
-"""Told also where there is no index."""
+"""Metrics that are there without an index, too."""
 
 INDEX_PROCESS_METRICS: Final[tuple[Measured[IndexStatus], ...]] = (
     gauge(

@@ -153,7 +153,7 @@ class IndexerLink:
         self._suspect = False
         self._starts = 0
         self.is_behind = False
-        self._told_ms = 0
+        self._reported_ms = 0
         self._ask_due_ms = 0
         self._is_asking = False
         self._in_flight = 0
@@ -180,7 +180,7 @@ class IndexerLink:
         self.is_behind = self._progress.indexed_through < extent.visible_offset
         if self._is_asking or now_ms < self._ask_due_ms:
             return
-        if self.is_behind or now_ms - self._told_ms >= IDLE_MS:
+        if self.is_behind or now_ms - self._reported_ms >= IDLE_MS:
             self._ask(extent, now_ms)
 
     def query(self, code: int, header: bytes, on_answer: OnAnswer) -> None:
@@ -189,7 +189,7 @@ class IndexerLink:
         Args:
             code: QUERY_MESSAGE or QUERY_MESSAGE_BY_ID.
             header: As the client sent it.
-            on_answer: Told the process's answer, or why there is none.
+            on_answer: Called with the process's answer, or the reason why there is none.
 
         Raises:
             BrokerNotAvailable: The process is not there.
@@ -228,7 +228,8 @@ class IndexerLink:
 
         Args:
             directory: For the copies; it is there.
-            on_done: Told when they are there, or why they are not; maybe before this returns.
+            on_done: Called once they are there, or with the reason why not; maybe before this
+                returns.
         """
 
         def done(answer: Command | MQMeshError) -> None:
@@ -245,7 +246,7 @@ class IndexerLink:
             on_done(error)
 
     def ask_to_stop(self) -> None:
-        """Tells the process to end, and does not wait."""
+        """Ask the process to end, and do not wait."""
         if self._process is not None:
             self._process.ask_to_stop()
 
@@ -308,7 +309,7 @@ class IndexerLink:
 
     def _ask(self, extent: LogExtent, now_ms: int) -> None:
         assert self._client is not None
-        self._told_ms = now_ms
+        self._reported_ms = now_ms
         try:
             self._client.request(
                 RequestCode.ADVANCE_INDEX,
@@ -325,7 +326,7 @@ class IndexerLink:
         self._is_asking = False
         now_ms = self._clock.monotonic_ms()
         if isinstance(answer, TransportError):
-            if self._process is not None and now_ms - self._told_ms >= HANG_MS:
+            if self._process is not None and now_ms - self._reported_ms >= HANG_MS:
                 _log.error("the index process does not answer; killing it")
                 self._suspect = True
                 self._process.kill()

@@ -3,6 +3,7 @@
 The table is kept in the log, see ``state_log``.
 """
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
@@ -19,12 +20,12 @@ from mqmesh.message import (
     DLQ_PREFIX,
     HIDDEN_TOPICS,
     RETRY_PREFIX,
-    STATE_TOPIC,
     check_topic,
     is_closed_topic,
     is_system_topic,
 )
 from mqmesh.metrics import SIZE_BOUNDS_BYTES, Histogram
+from mqmesh.namespaces import SEPARATOR, namespace_of
 from mqmesh.protocol.route import (
     MAX_PRIORITIES,
     MAX_TOPICS_PER_BROKER,
@@ -35,6 +36,7 @@ from mqmesh.protocol.route import (
 )
 from mqmesh.roles.broker.state_records import TopicRecord, TopicSettings
 from mqmesh.roles.broker.stats import Before
+from mqmesh.security.quotas import Quotas
 from mqmesh.units import TimestampMs
 
 MAX_SCHEMAS: Final = 1_000
@@ -57,6 +59,8 @@ class Topic(msgspec.Struct):
         schema: Document about its bodies; "" for none.
         retains: It has a retention of its own; see ``topic_retention``.
         expires: Messages in it may have a time to live.
+        is_table: It keeps the newest revisions of each key; see ``features/tables``.
+        table_id: Distinguishes tables of one name: when it was made, wall clock, ms.
         shown: First offset of a queue that is young enough, and when that was looked at.
         put_messages: Stored since the broker was started.
         put_bytes: Their batches' bytes.
@@ -75,6 +79,8 @@ class Topic(msgspec.Struct):
     schema: str = ""
     retains: bool = False
     expires: bool = False
+    is_table: bool = False
+    table_id: int = 0
     shown: dict[int, tuple[int, int]] = {}
     put_messages: int = 0
     put_bytes: int = 0
@@ -86,7 +92,12 @@ class Topic(msgspec.Struct):
     @property
     def queue_count(self) -> int:
         """Queues that are written or read."""
-        return max(self.config.read_queue_nums, self.config.write_queue_nums)
+        return queues_of(self.config)
+
+
+def queues_of(config: TopicConfig) -> int:
+    """Return how many queues of a topic are written or read."""
+    return max(config.read_queue_nums, config.write_queue_nums)
 
 
 def _nothing(topic: str) -> None:
@@ -99,6 +110,7 @@ class TopicTable:
     Args:
         most: Topics allowed.
         most_auto: Of them, topics that messages made.
+        quotas: Limits of namespaces.
         busy_retry_after_ms: Retry delay of clients when there are too many.
 
     Attributes:
@@ -106,16 +118,23 @@ class TopicTable:
         get: Returns the topic of a name, or None.
         version: Another one after each change.
         changes: Topics that changed last.
-        on_deleting: Told the name of a topic that is about to go; what it raises keeps the topic.
-        on_deleted: Told the name of a topic that is no more.
+        on_deleting: Called with the name of a topic that is about to go; an error keeps the topic.
+        on_deleted: Called with the name of a topic that is gone.
     """
 
     def __init__(
-        self, most: int, busy_retry_after_ms: int = 100, *, most_auto: int | None = None
+        self,
+        most: int,
+        busy_retry_after_ms: int = 100,
+        *,
+        most_auto: int | None = None,
+        quotas: Quotas | None = None,
     ) -> None:
         self._most = most
         self._most_auto = most if most_auto is None else most_auto
         self._auto_count = 0
+        self._quotas = quotas or Quotas()
+        self._used: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._busy_retry_after_ms = busy_retry_after_ms
         self._topics: dict[str, Topic] = {}
         # The dictionary's own: asked for with every batch.
@@ -186,7 +205,7 @@ class TopicTable:
 
     def may_read(self, name: str) -> bool:
         """False for a topic that does not permit reading; what was deleted forbids nothing."""
-        if name == STATE_TOPIC:  # the broker's own, and in no table
+        if name in HIDDEN_TOPICS:  # the broker's own
             return False
         topic = self._topics.get(name)
         return topic is None or bool(topic.config.perm & _READ)
@@ -212,12 +231,14 @@ class TopicTable:
         Raises:
             InvalidArgument: The name is not legal.
             NoPermission: It is reserved.
-            SystemBusy: There are too many topics, or too many that were made so.
+            SystemBusy: There are too many topics, or too many that were made so, or the quota of
+                its namespace is used up.
         """
         check_topic(name)
         if is_closed_topic(name):
             raise NoPermission(f"topic {name!r} is reserved; clients may not send to it")
         self._check_room(name, self._most)
+        self.check_quotas([TopicConfig(name, queue_nums, queue_nums)])
         if self._auto_count >= self._most_auto:
             raise SystemBusy(
                 f"messages to unknown topics made {self._auto_count} topics on this broker, and no "
@@ -248,11 +269,11 @@ class TopicTable:
                 a topic that exists already.
             NoPermission: The name is reserved.
             TopicNotFound: ``must_exist``, and it does not.
-            SystemBusy: There are too many topics.
+            SystemBusy: There are too many topics, or the quota of its namespace is used up.
         """
         old = self._topics.get(config.topic)
         _check_config(config)
-        _check_priorities(config, old)
+        _check_unchanged(config, old)
         if must_exist and old is None:
             raise TopicNotFound(f"no topic {config.topic!r}")
         if must_be_new and old is not None:
@@ -260,6 +281,7 @@ class TopicTable:
         if old is not None and old.config == config:
             return old
         self._check_room(config.topic, self._most)
+        self.check_quotas([config])
         return self._put(config, now_ms)
 
     def put_schema(self, name: str, schema: str) -> bool:
@@ -304,7 +326,7 @@ class TopicTable:
         return self._put(config, now_ms)
 
     def check_room(self, name: str, count: int = 1) -> None:
-        """Tells whether a topic is there, or may be made within ``max_topics``.
+        """Check that a topic is there, or may be made within ``max_topics``.
 
         Args:
             name: Topic.
@@ -315,8 +337,29 @@ class TopicTable:
         """
         self._check_room(name, self._most - count + 1)
 
+    def check_quotas(self, configs: Iterable[TopicConfig]) -> None:
+        """Check that topics may be made or changed within the quotas of their namespaces.
+
+        Args:
+            configs: Wanted; each topic once.
+
+        Raises:
+            SystemBusy: They would be too many, or have too many queues.
+        """
+        more: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        for config in configs:
+            namespace = namespace_of(config.topic)
+            if namespace in self._quotas.namespaces:
+                old = self._topics.get(config.topic)
+                more[namespace]["topics"] += old is None
+                more[namespace]["queues"] += queues_of(config)
+                if old is not None:
+                    more[namespace]["queues"] -= old.queue_count
+        for namespace, wanted in more.items():
+            self._quotas.check_namespace(namespace, self._used[namespace], wanted)
+
     def check_deletable(self, name: str) -> None:
-        """Tells whether an administrator may delete a topic.
+        """Check that an administrator may delete a topic.
 
         Raises:
             TopicNotFound: There is none of that name.
@@ -329,7 +372,9 @@ class TopicTable:
     def delete(self, name: str, now_ms: TimestampMs) -> None:
         """Forgets a topic, which is there, and has all forget it who know of it."""
         self.on_deleting(name)
-        self._auto_count -= self._topics.pop(name).is_auto
+        gone = self._topics.pop(name)
+        self._auto_count -= gone.is_auto
+        self._count(gone.config, -1)
         self._note_change(name, now_ms)
         self.on_deleted(name)
 
@@ -388,6 +433,8 @@ class TopicTable:
                     config.priorities,
                     config.message_ttl,
                     config.on_expired,
+                    config.history,
+                    topic.table_id,
                 ),
             ),
         )
@@ -396,7 +443,9 @@ class TopicTable:
         """Takes over what a record says."""
         name, one = record.topic, record.settings
         old = self._topics.pop(name, None)
-        self._auto_count -= old is not None and old.is_auto
+        if old is not None:
+            self._auto_count -= old.is_auto
+            self._count(old.config, -1)
         if one is not None:
             config = TopicConfig(
                 name,
@@ -409,9 +458,13 @@ class TopicTable:
                 one.priorities,
                 one.message_ttl,
                 one.on_expired,
+                one.history,
             )
-            topic = self._topics[name] = Topic(config, one.is_auto, schema=one.schema)
+            topic = self._topics[name] = Topic(
+                config, one.is_auto, schema=one.schema, table_id=one.table_id
+            )
             self._auto_count += one.is_auto
+            self._count(config, 1)
             _prepare(topic, config)
         self._next_version(name, self.version.timestamp_ms)
 
@@ -426,12 +479,26 @@ class TopicTable:
     def _put(self, config: TopicConfig, now_ms: TimestampMs, *, is_auto: bool = False) -> Topic:
         topic = self._topics.get(config.topic)
         if topic is None:
-            topic = self._topics[config.topic] = Topic(config)
+            table_id = int(now_ms) if config.history else 0
+            topic = self._topics[config.topic] = Topic(config, table_id=table_id)
+        else:
+            self._count(topic.config, -1)
+        self._count(config, 1)
         self._auto_count += is_auto - topic.is_auto
         topic.is_auto = is_auto
         _prepare(topic, config)
         self._note_change(config.topic, now_ms)
         return topic
+
+    def _count(self, config: TopicConfig, sign: int) -> None:
+        """Count a topic of a namespace; those of retries and dead letters come with its groups."""
+        if SEPARATOR in config.topic and not is_system_topic(config.topic):
+            namespace = namespace_of(config.topic)
+            used = self._used[namespace]
+            used["topics"] += sign
+            used["queues"] += sign * queues_of(config)
+            if not used["topics"]:
+                del self._used[namespace]
 
     def _note_change(self, name: str, now_ms: TimestampMs) -> None:
         self.changed[name] = None
@@ -454,12 +521,12 @@ def create_all(table: TopicTable, configs: Sequence[TopicConfig], now_ms: Timest
         InvalidArgument: A name, permission or number of queues that makes no sense, a topic that
             exists already, or one that is named twice.
         NoPermission: A name is reserved.
-        SystemBusy: There would be too many topics.
+        SystemBusy: There would be too many topics, or the quota of a namespace is used up.
     """
     names = set()
     for config in configs:
         _check_config(config)
-        _check_priorities(config, None)
+        _check_unchanged(config, None)
         if table.get(config.topic) is not None:
             raise InvalidArgument(f"topic {config.topic!r} exists already")
         if config.topic in names:
@@ -467,6 +534,7 @@ def create_all(table: TopicTable, configs: Sequence[TopicConfig], now_ms: Timest
         names.add(config.topic)
     for config in configs[:1]:
         table.check_room(config.topic, len(configs))
+    table.check_quotas(configs)
     for config in configs:
         table.update(config, now_ms, must_be_new=True)
 
@@ -493,7 +561,8 @@ def _check_config(config: TopicConfig) -> None:
         )
 
 
-def _check_priorities(config: TopicConfig, old: Topic | None) -> None:
+def _check_unchanged(config: TopicConfig, old: Topic | None) -> None:
+    """Check settings that are those of a topic for ever: its priorities, and being a table."""
     name, count = config.topic, config.priorities
     had = count if old is None else old.config.priorities
     if count != had:
@@ -509,6 +578,21 @@ def _check_priorities(config: TopicConfig, old: Topic | None) -> None:
         raise InvalidArgument(
             f"topic {name!r} has {count} priorities, and so {count} queues, not "
             f"{config.read_queue_nums} to read and {config.write_queue_nums} to write"
+        )
+    if old is not None and bool(config.history) != old.is_table:
+        is_what = "a table" if old.is_table else "no table"
+        raise InvalidArgument(
+            f"topic {name!r} is {is_what}, and that never changes (history); make another topic"
+        )
+    if config.history and (
+        not config.read_queue_nums == config.write_queue_nums == 1
+        or config.retention_ms
+        or config.retention_messages
+    ):
+        raise InvalidArgument(
+            f"topic {name!r} is a table (history = {config.history}): it has 1 queue, not "
+            f"{config.read_queue_nums} to read and {config.write_queue_nums} to write, and no "
+            "retention of its own"
         )
 
 
@@ -559,5 +643,6 @@ def _prepare(topic: Topic, config: TopicConfig) -> None:
     topic.readable_queues = config.read_queue_nums if may_read else 0
     topic.retains = bool(config.retention_ms or config.retention_messages)
     # A retry keeps the time to live of its message.
-    topic.expires = config.message_ttl or config.topic.startswith(RETRY_PREFIX)
+    topic.is_table = config.history > 0
+    topic.expires = config.message_ttl or topic.is_table or config.topic.startswith(RETRY_PREFIX)
     topic.shown = {}

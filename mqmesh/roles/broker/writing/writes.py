@@ -3,13 +3,16 @@
 Nothing is answered before the commit point says that it is safe, or the time for that is over.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Protocol, TypeVar
+
+import msgspec
 
 from mqmesh.batch.record_batch import read_header, read_meta
-from mqmesh.errors import MQMeshError, StorageError, StoreClosed, SystemBusy
-from mqmesh.message import RETRY_PREFIX
-from mqmesh.protocol.codes import ResponseCode, code_of
+from mqmesh.errors import LocalProtocolError, MQMeshError, StorageError, StoreClosed, SystemBusy
+from mqmesh.message import RETRY_PREFIX, is_system_topic
+from mqmesh.protocol.codes import ResponseCode, code_of, error_of
 from mqmesh.protocol.command import MAX_REMARK_CHARACTERS, ONEWAY, Reply
 from mqmesh.protocol.messaging import BatchOutcome, SendStatus, encode_outcomes
 from mqmesh.protocol.request import Request
@@ -23,11 +26,15 @@ from mqmesh.roles.broker.staging import (
     fill_in,
     fill_in_refusal,
     fill_in_status,
+    refusal_of,
 )
+from mqmesh.roles.broker.state_log import PlannedChange
 from mqmesh.roles.broker.topic_state.topic_table import Topic, TopicTable
 from mqmesh.roles.broker.writing.send_admission import SendAdmission
-from mqmesh.storage.interface import BatchToPut, PutResult, PutStatus
+from mqmesh.storage.interface import GROUP_BYTES, BatchToPut, PutResult, PutStatus
 from mqmesh.units import MAX_OFFSET, TimestampMs
+
+T = TypeVar("T")
 
 
 class PullsToWake(Protocol):
@@ -51,6 +58,16 @@ class StoredListener(Protocol):
         """Take note that more of the topic may be seen than before."""
 
 
+class TableListener(Protocol):
+    """The tables, which follow what is stored in their topics."""
+
+    def on_staged(self, batch: BatchToPut, write: int) -> None:
+        """Take note of a batch of the broker's own for a table; ``write`` is its number."""
+
+    def on_stored(self, topic: Topic, batch: BatchToPut, result: PutResult) -> None:
+        """Take note of a batch of a table that the store has."""
+
+
 class StagedHalves(Protocol):
     """Count of half messages on the stage.
 
@@ -71,9 +88,13 @@ class Writes:
         admission: Decides which sends have waited for too long.
         listeners: Features that follow what is stored in a system topic, by topic.
         halves: Counts half messages that are staged, which ends with the stage.
+        tables: Tables, which follow what is stored in their topics.
 
     Attributes:
         stage: Batches and sends of this turn.
+        number: Of the write that is being staged.
+        max_group_bytes: Most bytes of batches that are stored all or none.
+        group_bytes: Most bytes of a group of several batches that could be divided.
     """
 
     def __init__(
@@ -84,8 +105,13 @@ class Writes:
         admission: SendAdmission,
         listeners: Mapping[str, StoredListener],
         halves: StagedHalves,
+        tables: TableListener,
     ) -> None:
         self.stage = SendStage()
+        self.number = 0
+        self.max_group_bytes = core.config.storage.max_group_bytes
+        self.group_bytes = min(self.max_group_bytes, GROUP_BYTES)
+        self._group = 0
         self._settings = core.settings
         self._clock = core.clock
         # The interpreter's own functions, a call less.
@@ -102,6 +128,7 @@ class Writes:
         self._waited_for = pulls.waited_for
         self._listeners = listeners
         self._halves = halves
+        self._tables = tables
         self._admission = admission
 
     def add(
@@ -110,6 +137,7 @@ class Writes:
         batches: Sequence[BatchToPut],
         outcomes: list[BatchOutcome | None],
         size: int,
+        end_offset: int = 0,
     ) -> None:
         """Stages the batches of a SEND_MESSAGE; writes at once when much is staged.
 
@@ -118,16 +146,18 @@ class Writes:
             batches: To be stored, in order: one for each None of ``outcomes``.
             outcomes: One for each batch of the request; None where the store decides.
             size: Of the request's body, in bytes.
+            end_offset: Not to be answered before the log is safe to this commit-log offset, since
+                the outcomes say what stands before it.
         """
         stage = self.stage
         stage.batches += batches
-        stage.sends.append(OpenSend(request.later(), outcomes))
+        stage.sends.append(OpenSend(request.later(), outcomes, end_offset))
         stage.staged_bytes += size
         if stage.staged_bytes >= self._settings.now.max_staged_bytes:
             self.write()
 
     def put(self, batches: Sequence[BatchToPut], on_stored: Outcomes) -> None:
-        """Stages batches of the broker's own: all or none of them are stored.
+        """Stages batches of the broker's own: all or none of them are stored, whatever dies.
 
         They are not refused for a topic's permission. The store may refuse them (full, too slow),
         and a stopping broker never calls back for them: who must have them written tries again. In
@@ -139,14 +169,71 @@ class Writes:
             on_stored: Called on the event loop, later, with an outcome for each batch.
 
         Raises:
+            LocalProtocolError: They are over ``max_group_bytes`` together.
             SystemBusy: A topic is missing, and there are more than a broker may have at all.
         """
-        for batch in batches:
-            self.ensure_topic(batch.topic, batch.queue_id + 1)
-        outcomes: list[BatchOutcome | None] = [None] * len(batches)
-        self.stage.batches += batches
+        self.put_groups([batches], on_stored)
+
+    def put_groups(self, groups: Sequence[Sequence[BatchToPut]], on_stored: Outcomes) -> None:
+        """Stages several groups of batches; where a write is cut off, the first ones are stored.
+
+        See ``put``.
+        """
+        staged: list[BatchToPut] = []
+        for batches in groups:
+            size = sum(batch.header.total_size for batch in batches)
+            if size > self.max_group_bytes:
+                raise LocalProtocolError(
+                    f"{len(batches)} batches of {size} bytes are to be stored all or none, and "
+                    f"{self.max_group_bytes} fit one write (storage.mapped_file_size_commit_log)"
+                )
+            self._group += 1
+            number = self._group if len(batches) > 1 else 0
+            staged += [msgspec.structs.replace(one, group=number) for one in batches]
+        for batch in staged:
+            if self.ensure_topic(batch.topic, batch.queue_id + 1).is_table:
+                self._tables.on_staged(batch, self.number)
+        outcomes: list[BatchOutcome | None] = [None] * len(staged)
+        self.stage.batches += staged
         self.stage.sends.append(OpenSend(None, outcomes, on_stored=on_stored))
-        self.stage.staged_bytes += sum(batch.header.total_size for batch in batches)
+        self.stage.staged_bytes += sum(batch.header.total_size for batch in staged)
+
+    def put_changed(self, change: PlannedChange, batches: Sequence[BatchToPut]) -> int:
+        """Stores batches and makes a change of tables in this call, all or none.
+
+        What is staged comes behind them. They are not confirmed yet.
+
+        Args:
+            change: The log has all that its tables said before.
+            batches: Stored behind the records of the change.
+
+        Returns:
+            Commit-log offset where they end.
+
+        Raises:
+            MQMeshError: Nothing is stored, and nothing has changed.
+        """
+        records = self._state.batches_of(change)
+        self._group += 1
+        grouped = [msgspec.structs.replace(one, group=self._group) for one in (*records, *batches)]
+        try:
+            results = self._store.put(grouped, TimestampMs(self._wall_ns() // 1_000_000))
+        except StoreClosed as error:
+            raise store_stopped(error) from error
+        count, result = len(records), results[-1]
+        if result.status is not PutStatus.PUT_OK:
+            self._stats.total.put_refused += len(batches)
+            if result.status is PutStatus.DUPLICATE:
+                # What they were stored with was another change.
+                result = msgspec.structs.replace(result, status=PutStatus.SEQUENCE_CONFLICT)
+            refusal = refusal_of((batches or records)[0], result)
+            raise error_of(refusal.code, refusal.remark, refusal.retry_after_ms)
+        self._state.note_put(records, results[:count])
+        change.apply()
+        high_watermark = self._commit_point.high_watermark()
+        for key in self._account(grouped[count:], results[count:], high_watermark):
+            self._pulls.wake(*key)
+        return int(results[-1].end_offset)
 
     def put_encoded(self, batches: Sequence[bytes], on_stored: Outcomes) -> None:
         """Stages whole, right batches; see ``put``."""
@@ -155,7 +242,7 @@ class Writes:
     def ensure_topic(self, name: str, queues: int = 1) -> Topic:
         """Return a topic of the broker's own; create it if it is missing.
 
-        It is created beyond ``max_topics``, too.
+        It is created beyond ``max_topics``, too, but not beyond the quota of its namespace.
 
         What was acknowledged may need it. The caller bounds how many topics anybody can have made.
 
@@ -164,12 +251,15 @@ class Writes:
             queues: To write and to read, when it is new; a retry topic gets more, too.
 
         Raises:
-            SystemBusy: There are more topics than a broker may have at all.
+            SystemBusy: There are more topics than a broker may have at all, or its namespace may.
         """
         topic = self._topics.get(name)
         may_grow = name.startswith(RETRY_PREFIX)
         if topic is None or (may_grow and topic.config.read_queue_nums < queues):
-            topic = self._topics.set(TopicConfig(name, queues, queues), self._clock.wall_ms())
+            config = TopicConfig(name, queues, queues)
+            if not is_system_topic(name):
+                self._topics.check_quotas([config])
+            topic = self._topics.set(config, self._clock.wall_ms())
         return topic
 
     def write(self) -> None:
@@ -177,6 +267,7 @@ class Writes:
         state = self._state
         if (state.waiters or any(state.urgent)) and state.is_urgent:
             self._core.write_state()  # what is sent may need it, so that it has to stand in front
+        self.number += 1  # also without sends: tables keep nothing of commits that were refused
         if not self.stage.sends:
             return
         stage, self.stage = self.stage, SendStage()
@@ -289,10 +380,13 @@ class Writes:
         What the broker sent itself waits on: it is reported as done, or not at all.
         """
         for send in self._commit_point.take_all():
-            if send.pending is None:
-                self._wait(send)
-            else:
+            if send.pending is not None:
                 send.pending.fail(error)
+            elif send.is_asked:
+                send.outcomes[:] = [_outcome_of(error)] * len(send.outcomes)
+                self._answer(send)
+            else:
+                self._wait(send)
 
     def _account(
         self,
@@ -322,6 +416,8 @@ class Writes:
                 topic.put_bytes += size
                 topic.sizes.observe(size / count, count)
                 topic.last_update[queue_id] = result.store_timestamp
+                if topic.is_table:
+                    self._tables.on_stored(topic, batch, result)
             listener = self._listeners.get(name)
             if listener is not None:
                 listener.on_stored(batch, result, self._clock.monotonic_ms())
@@ -375,8 +471,46 @@ def _outcome_of(error: MQMeshError) -> BatchOutcome:
         vars(error).get("code") or code_of(error),
         int(SendStatus.SEND_OK),
         getattr(error, "retry_after_ms", 0),
+        getattr(error, "revision", 0) - 1,
         remark=str(error)[:MAX_REMARK_CHARACTERS].encode(errors="replace").decode(),
     )
+
+
+def divided(parts: Iterable[T], size_of: Callable[[T], int], most_bytes: int) -> Iterator[list[T]]:
+    """Yield parts, in order, in lists that have at most so many bytes.
+
+    Args:
+        parts: The parts.
+        size_of: Returns the bytes of one.
+        most_bytes: The limit; a part that is over it comes in a list of its own.
+    """
+    found: list[T] = []
+    left = most_bytes
+    for part in parts:
+        size = size_of(part)
+        if found and size > left:
+            yield found
+            found, left = [], most_bytes
+        found.append(part)
+        left -= size
+    if found:
+        yield found
+
+
+def refusals(
+    outcomes: Sequence[BatchOutcome], sizes: Iterable[int]
+) -> Iterator[BatchOutcome | None]:
+    """Yield for each group of ``put_groups`` the outcome that refused it, None if it is stored.
+
+    Args:
+        outcomes: Outcomes of all batches, in order.
+        sizes: Number of batches of each group.
+    """
+    left = iter(outcomes)
+    for size in sizes:
+        # The store takes all of a group or nothing of it.
+        of_group = list(islice(left, size))
+        yield next((one for one in of_group if one.code != ResponseCode.SUCCESS), None)
 
 
 def batch_to_put(data: bytes) -> BatchToPut:

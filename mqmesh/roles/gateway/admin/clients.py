@@ -6,7 +6,7 @@ the gateway's, which asks them and answers for them.
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -18,6 +18,7 @@ from mqmesh.errors import (
     MQMeshError,
     OffsetIllegal,
 )
+from mqmesh.message import StoredMessage
 from mqmesh.protocol.client_rpc import (
     MAX_STACKS_LENGTH,
     NEVER,
@@ -54,6 +55,10 @@ from mqmesh.roles.gateway.messages import ORDINALS, offset_message_id, to_record
 from mqmesh.roles.gateway.ports import BrokerPorts
 from mqmesh.roles.gateway.upstream import Upstream
 from mqmesh.units import MIB
+
+if TYPE_CHECKING:
+    # It needs packages of an extra.
+    from mqmesh.roles.gateway.grpc.service import GrpcService
 
 QUESTION_MS: Final = 10_000
 """Time for a client's answer; the broker waits two seconds longer."""
@@ -129,8 +134,15 @@ class ClientJobs:
 
     # ---- From brokers --------------------------------------------------------------------
 
-    def on_ask(self, broker_name: str, command: Command) -> None:
+    def on_ask(
+        self, broker_name: str, command: Command, by_grpc: "GrpcService | None" = None
+    ) -> None:
         """Ask a client, and answer the broker.
+
+        Args:
+            broker_name: Broker group.
+            command: Its question.
+            by_grpc: Asks clients by gRPC.
 
         Raises:
             RemoteProtocolError: The question cannot be read.
@@ -149,10 +161,17 @@ class ClientJobs:
         try:
             if asked.code == RequestCode.GET_CONSUMER_RUNNING_INFO:
                 question = decode_header(RunningInfoRequest, memoryview(asked.question))
-                self._ask_running_info(broker_name, question, answered)
+                if by_grpc is not None and by_grpc.knows(question.client_id):
+                    by_grpc.questions.running_info(question, answered)
+                else:
+                    self._ask_running_info(broker_name, question, answered)
             elif asked.code == RequestCode.CONSUME_MESSAGE_DIRECTLY:
                 to_hand = decode_header(HandToRequest, memoryview(asked.question))
-                self._ask_to_consume(broker_name, to_hand, bytes(command.body), answered)
+                message = _message_of(to_hand, bytes(command.body), broker_name)
+                if by_grpc is not None and by_grpc.knows(to_hand.client_id):
+                    by_grpc.questions.hand_over(to_hand.client_id, message, answered)
+                else:
+                    self._ask_to_consume(broker_name, to_hand, message, answered)
         except MQMeshError as error:
             answered(error)
 
@@ -207,14 +226,10 @@ class ClientJobs:
         self,
         broker_name: str,
         question: HandToRequest,
-        batch: bytes,
+        message: StoredMessage,
         on_done: Callable[[HandedOver | MQMeshError], None],
     ) -> None:
-        messages = decode_messages(batch, check_stored(batch), broker_name=broker_name)
-        if question.ordinal >= len(messages):
-            raise OffsetIllegal(f"the batch has no message {question.ordinal}")
         address = self._ports.address(broker_name)
-        message = messages[question.ordinal]
         offset = question.commitlog_offset * ORDINALS + question.ordinal
 
         def read(answer: RemotingCommand) -> HandedOver:
@@ -267,6 +282,13 @@ class ClientJobs:
 
         give_up = member.session.ask(code, fields, body, answered)
         timer = self._upstream.loop.call_later(QUESTION_MS, give_up)
+
+
+def _message_of(question: HandToRequest, batch: bytes, broker_name: str) -> StoredMessage:
+    messages = decode_messages(batch, check_stored(batch), broker_name=broker_name)
+    if question.ordinal >= len(messages):
+        raise OffsetIllegal(f"the batch has no message {question.ordinal}")
+    return messages[question.ordinal]
 
 
 def _from_java(question: RunningInfoRequest, found: RunningInfoBody, now_ms: int) -> RunningInfo:

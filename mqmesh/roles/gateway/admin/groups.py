@@ -5,7 +5,13 @@ from typing import Final
 
 import msgspec
 
-from mqmesh.errors import ClientNotOnline, GroupNotFound, InvalidArgument
+from mqmesh.errors import (
+    BrokerError,
+    ClientNotOnline,
+    GroupNotFound,
+    InvalidArgument,
+    TopicNotFound,
+)
 from mqmesh.protocol.admin import TopicStats, TopicStatsRequest
 from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.delivery import DeliveryMode
@@ -148,14 +154,20 @@ class GroupJobs:
 
     async def _topics(self, job: Job) -> JobAnswer:
         found = await find_group(job, job.text("group"))
-        return JobAnswer(TopicListBody(found.topics if found is not None else []))
+        topics = found.topics if found is not None else []
+        return JobAnswer(TopicListBody(topics, str(self._own_address(job.broker_name))))
 
     async def _subscription(self, job: Job) -> JobAnswer:
         group, topic = job.text("group"), job.text("topic", "*")
-        found = await _find_members(job, group)
+        try:
+            found = await _find_members(job, group)
+        except ClientNotOnline:
+            return JobAnswer(SubscriptionAnswer(msgspec.UNSET, group, topic))
         named = [sub for one in found.members for sub in one.data.subscriptions]
         of_topic = next((sub for sub in named if sub.topic == topic), None)
-        body = SubscriptionAnswer(None if of_topic is None else _subscribed(of_topic), group, topic)
+        body = SubscriptionAnswer(
+            msgspec.UNSET if of_topic is None else _subscribed(of_topic), group, topic
+        )
         return JobAnswer(body)
 
     async def _producers(self, job: Job) -> JobAnswer:
@@ -163,7 +175,7 @@ class GroupJobs:
         code, header = RequestCode.GET_PRODUCER_CONNECTION_LIST, ProducerConnectionsRequest(group)
         found = (await job.ask(code, header, ProducerConnections)).members
         if not found:
-            raise GroupNotFound(f"the producer group [{group}] not exist: no member is connected")
+            raise BrokerError(f"the producer group [{group}] not exist: no member is connected")
         return JobAnswer(
             ProducerConnectionBody(
                 [self._connection(one.client_id, one.language, one.version) for one in found]
@@ -207,7 +219,10 @@ class GroupJobs:
         named = [one for one in job.text("topicList", ";").split(";") if one]
         queues, per_s = list[QueueProgress](), 0.0
         for topic in named or [job.text("topic", "")]:
-            stats = await _find_progress(job, group, topic)
+            try:
+                stats = await _find_progress(job, group, topic)
+            except TopicNotFound:
+                continue
             queues += [one for page in stats for one in page.queues]
             per_s += stats[0].consume_tps
         return JobAnswer(_stats_body(job.broker_name, queues, per_s))
@@ -237,9 +252,9 @@ class GroupJobs:
         spans = [
             TimeSpanBody(
                 QueueName(topic, job.broker_name, one.queue_id),
-                one.first_timestamp,
-                one.last_update_timestamp,
-                waits.get(one.queue_id) or one.last_update_timestamp,
+                one.first_timestamp or -1,
+                one.last_update_timestamp or -1,
+                waits.get(one.queue_id) or one.last_update_timestamp or -1,
                 now_ms - waits[one.queue_id] if waits.get(one.queue_id) else 0,
             )
             for one in found.queues

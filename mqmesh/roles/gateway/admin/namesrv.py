@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from mqmesh.message import is_system_topic, retry_topic
+from mqmesh.message import RESERVED_TOPICS, retry_topic
 from mqmesh.protocol.admin import (
     ConfigEntries,
     GetConfigRequest,
@@ -51,7 +51,7 @@ class NamesrvJobs:
             RemotingCode.WIPE_WRITE_PERM_OF_BROKER: self._drain,
             RemotingCode.ADD_WRITE_PERM_OF_BROKER: self._drain,
             RemotingCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: self._topics,
-            RemotingCode.GET_TOPICS_BY_CLUSTER: self._topics,
+            RemotingCode.GET_TOPICS_BY_CLUSTER: self._topics_of_cluster,
             RemotingCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: self._system_topics,
             RemotingCode.GET_UNIT_TOPIC_LIST: _no_topics,
             RemotingCode.GET_HAS_UNIT_SUB_TOPIC_LIST: _no_topics,
@@ -81,10 +81,18 @@ class NamesrvJobs:
             topics |= {retry_topic(one.config.group) for one in await all_groups(job, name)}
         return JobAnswer(TopicListBody(sorted(topics)))
 
+    async def _topics_of_cluster(self, job: Job) -> JobAnswer:
+        if job.text("cluster") in self._ports.groups().values():
+            return await self._topics(job)
+        return JobAnswer(TopicListBody([]))
+
     async def _system_topics(self, job: Job) -> JobAnswer:
         code = RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER
         topics = (await job.ask_namesrv(code, TopicListRequest(), TopicList)).topics
-        return JobAnswer(TopicListBody(list(filter(is_system_topic, topics))))
+        # Tools ask that broker for its own ones, too.
+        names = list(self._ports.groups())
+        address = str(self._ports.address(names[0])) if names else msgspec.UNSET
+        return JobAnswer(TopicListBody([one for one in topics if one in RESERVED_TOPICS], address))
 
     async def _delete_topic(self, job: Job) -> JobAnswer:
         header = DeleteTopicRequest(job.text("topic"))

@@ -1,11 +1,18 @@
 """Jobs on topics at a broker group's port: settings, statistics, queues, who consumes them."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 
 import msgspec
 
-from mqmesh.errors import NoPermission, TopicNotFound
-from mqmesh.message import DLQ_PREFIX, RETRY_PREFIX, is_system_topic
+from mqmesh.errors import InvalidArgument, NoPermission, TopicNotFound
+from mqmesh.message import (
+    DLQ_PREFIX,
+    RESERVED_TOPICS,
+    RETRY_PREFIX,
+    check_topic,
+    is_system_topic,
+)
 from mqmesh.protocol.admin import (
     MAX_QUEUE_ENTRIES,
     GetTopicConfigRequest,
@@ -32,7 +39,7 @@ from mqmesh.protocol.remoting.admin_bodies import (
 from mqmesh.protocol.remoting.bodies import QueueName, decode_body
 from mqmesh.protocol.remoting.codes import RemotingCode
 from mqmesh.protocol.remoting.loose_json import encode_table
-from mqmesh.protocol.route import DeleteTopicRequest, TopicConfig
+from mqmesh.protocol.route import DeleteTopicRequest, Perm, TopicConfig
 from mqmesh.roles.gateway.admin.groups import find_group
 from mqmesh.roles.gateway.admin.jobs import Job, JobAnswer, JobHandler
 from mqmesh.roles.gateway.messages import log_offset
@@ -50,6 +57,7 @@ class TopicJobs:
             RemotingCode.GET_TOPIC_CONFIG: self._settings,
             RemotingCode.DELETE_TOPIC_IN_BROKER: self._delete,
             RemotingCode.GET_TOPIC_STATS_INFO: self._stats,
+            RemotingCode.GET_EARLIEST_MSG_STORETIME: self._first_time,
             RemotingCode.QUERY_TOPIC_CONSUME_BY_WHO: self._consumers,
             RemotingCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: self._system_topics,
             RemotingCode.QUERY_CONSUME_QUEUE: self._queue,
@@ -77,6 +85,9 @@ class TopicJobs:
         return JobAnswer()
 
     async def _put_one(self, job: Job, wanted: TopicConfig) -> None:
+        check_topic(wanted.topic)
+        if wanted.topic.startswith(DLQ_PREFIX) and wanted.perm & Perm.READ:
+            return  # administrators make RocketMQ's readable before they look at them
         try:
             known = await _find_topic(job, wanted.topic)
         except TopicNotFound:
@@ -106,7 +117,12 @@ class TopicJobs:
             if topic.startswith(prefix):
                 await self._delete_of_group(job, topic, topic.removeprefix(prefix))
                 return JobAnswer()
-        await job.change(RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicRequest(topic))
+        check_topic(topic)
+        if is_system_topic(topic):
+            raise InvalidArgument(f"topic {topic!r} is one of the system's, and cannot be deleted")
+        # One that is not there is deleted well: tools ask all brokers, and ask again.
+        with suppress(TopicNotFound):
+            await job.change(RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicRequest(topic))
         return JobAnswer()
 
     async def _delete_of_group(self, job: Job, topic: str, group: str) -> None:
@@ -131,6 +147,13 @@ class TopicJobs:
         ]
         return JobAnswer(TopicStatsBody(encode_table(pairs)))
 
+    async def _first_time(self, job: Job) -> JobAnswer:
+        """Return when the first message of a queue was stored; -1 of an empty one."""
+        code, queue_id = RequestCode.GET_TOPIC_STATS_INFO, job.number("queueId")
+        found = await job.ask(code, TopicStatsRequest(job.text("topic")), TopicStats)
+        times = [one.first_timestamp for one in found.queues if one.queue_id == queue_id]
+        return JobAnswer(fields={"timestamp": str((times and times[0]) or -1)})
+
     async def _consumers(self, job: Job) -> JobAnswer:
         code = RequestCode.QUERY_TOPIC_CONSUME_BY_WHO
         found = await job.ask(code, TopicConsumersRequest(job.text("topic")), GroupNames)
@@ -139,7 +162,9 @@ class TopicJobs:
     async def _system_topics(self, job: Job) -> JobAnswer:
         code, header = RequestCode.GET_TOPIC_CONFIG, GetTopicConfigRequest()
         found = (await job.ask(code, header, TopicConfigs)).topics
-        return JobAnswer(TopicListBody([one.topic for one in found if is_system_topic(one.topic)]))
+        return JobAnswer(
+            TopicListBody([one.topic for one in found if one.topic in RESERVED_TOPICS])
+        )
 
     async def _queue(self, job: Job) -> JobAnswer:
         header = QueueEntriesRequest(
@@ -154,7 +179,7 @@ class TopicJobs:
                 log_offset(max(one.commitlog_offset, 0), 0),
                 one.size,
                 one.tag_hash & 0x7FFFFFFFFFFFFFFF,
-                msg=one.problem,
+                msg=one.problem or msgspec.UNSET,
             )
             for one in found.entries
         ]

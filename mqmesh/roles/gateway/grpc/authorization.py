@@ -1,7 +1,7 @@
 """Users of clients by gRPC: who signed a call. Pure.
 
 The header ``authorization`` is ``MQv2-HMAC-SHA1 Credential=<access key>/…, SignedHeaders=
-x-mq-date-time, Signature=<hex>``. The signature is over that one header, so whoever sees a call can
+x-mq-date-time, Signature=<hex>``. The signature is over that one header, so who sees a call can
 repeat its headers with another request: beyond one machine it protects nothing without TLS. How old
 the date is does not matter, since some clients write their local time and call it UTC.
 """

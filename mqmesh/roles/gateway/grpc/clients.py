@@ -17,6 +17,7 @@ from mqmesh.message import check_group, check_topic
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.delivery import DeliveryMode
+from mqmesh.protocol.gateway import GatewayClient, shown_names
 from mqmesh.protocol.groups import (
     GetGroupsRequest,
     GroupConfig,
@@ -25,7 +26,7 @@ from mqmesh.protocol.groups import (
 )
 from mqmesh.protocol.grpc.calls import GrpcStatus
 from mqmesh.protocol.grpc.codes import ClientType, FilterType, RefusedCall, ReplyCode
-from mqmesh.protocol.grpc.messages import CLASSES, GrpcMessage
+from mqmesh.protocol.grpc.messages import CLASSES, GrpcMessage, duration
 from mqmesh.protocol.membership import (
     ConsumeFromWhere,
     ConsumerData,
@@ -46,6 +47,7 @@ from mqmesh.roles.gateway.grpc.session import (
 )
 from mqmesh.roles.gateway.upstream import Upstream
 from mqmesh.sdk.consumer.fetching.message_selector import MessageSelector
+from mqmesh.units import MIB
 
 LEAVE_MS: Final = 1_000
 """So long after its last connection ended a client leaves, unless it came back."""
@@ -62,12 +64,19 @@ MOST_PRODUCED: Final = 256
 MOST_TOPICS: Final = 1_024
 """Topics that one client subscribes to."""
 MOST_RECEIVES: Final = 64
-"""Receives of one client that wait at one broker group, with those that it gave up."""
+"""Receives and pulls of one client that wait at one broker group, with those that it gave up."""
 MOST_ADDRESSES: Final = 16
 MOST_HOST_CHARACTERS: Final = 255
 RECEIVE_BATCH: Final = 32
 LONG_POLLING_S: Final = 20
-FIFO_RETRY_S: Final = 1
+BEFORE_DEADLINE_MS: Final = 500
+"""Time before a call's deadline at which it is answered."""
+MOST_TELEMETRY_BYTES: Final = 1 * MIB
+"""Longest message of a client's Telemetry stream: its stacks."""
+FIFO_RETRY_MS: Final = 1_000
+NODEJS: Final = 8
+"""Language in a client's settings. Node.js's client 1.0.8 knows no schedule of retries, and without
+one gives a message of a fifo group up when it fails once."""
 MAX_BODY_BYTES: Final = 4 * 1024 * 1024
 SEND_ATTEMPTS: Final = 3
 
@@ -96,22 +105,24 @@ class GrpcClient(msgspec.Struct, eq=False):
         subscriptions: By topic.
         produced: Topics that it sends transactions for; each is a producer group of its own.
         delivery: Mode of its group, once that is known.
+        has_schedule: It knows when to try again what failed; else the group's schedule counts.
         sessions: Its connections.
         streams: Its Telemetry streams.
         brokers: Broker groups that know it.
-        receives: Receives without a broker's answer, by broker group.
-        heard_ms: When it sent a call last, monotonic clock.
+        receives: Receives and pulls without a broker's answer, by broker group.
+        last_seen_ms: When it sent a call last, monotonic clock.
     """
 
     client_id: str
     language: str
     version: str
-    heard_ms: int
+    last_seen_ms: int
     kind: int = ClientType.UNSPECIFIED
     group: str = ""
     subscriptions: dict[str, Subscription] = {}
     produced: dict[str, None] = {}
     delivery: str = DeliveryMode.MESSAGE.value
+    has_schedule: bool = True
     sessions: dict[GrpcSession, None] = {}
     streams: dict[ServedCall, None] = {}
     brokers: dict[str, _Joined] = {}
@@ -135,6 +146,46 @@ class GrpcClient(msgspec.Struct, eq=False):
             self.client_id, list(self.produced), consumers, self.language, self.version
         )
 
+    def check_receives(self, broker_name: str) -> None:
+        """Check that one receive or pull more may wait at a broker.
+
+        Raises:
+            RefusedCall: Too many do.
+        """
+        if self.receives.get(broker_name, 0) >= MOST_RECEIVES:
+            raise RefusedCall(
+                ReplyCode.TOO_MANY_REQUESTS,
+                f"{MOST_RECEIVES} receives and pulls of the client wait at broker group "
+                f"{broker_name!r:.100} already, with those that it gave up",
+            )
+
+    def begin_receive(self, broker_name: str) -> None:
+        """Note that a receive or pull waits at a broker."""
+        self.receives[broker_name] = self.receives.get(broker_name, 0) + 1
+
+    def end_receive(self, broker_name: str) -> None:
+        """Note that a broker holds a receive or pull no more."""
+        left = self.receives.pop(broker_name) - 1
+        if left:
+            self.receives[broker_name] = left
+
+    def row(self, user: str, now_ms: int) -> GatewayClient:
+        """Return what administrators see of it; ``user`` is its access key."""
+        return GatewayClient(
+            self.client_id,
+            user,
+            "gRPC",
+            next(iter(self.sessions)).peer if self.sessions else "",
+            self.language,
+            self.version,
+            bool(self.sessions),
+            now_ms - self.last_seen_ms,
+            shown_names(self.produced),
+            [self.group] if self.group else [],
+            shown_names(self.subscriptions),
+            sorted(self.brokers),
+        )
+
 
 class GrpcClients:
     """All clients by gRPC.
@@ -144,6 +195,7 @@ class GrpcClients:
         brokers: Returns the names of the broker groups that are served.
         max_clients: More are refused.
         on_left: Called with a client that is gone.
+        on_reply: Called with a client and its answer to a question.
     """
 
     def __init__(
@@ -152,11 +204,13 @@ class GrpcClients:
         brokers: Callable[[], Iterable[str]],
         max_clients: int,
         on_left: Callable[[GrpcClient], None],
+        on_reply: Callable[[GrpcClient, GrpcMessage], None],
     ) -> None:
         self._upstream = upstream
         self._brokers = brokers
         self._max_clients = max_clients
         self._on_left = on_left
+        self._on_reply = on_reply
         self._clients: dict[str, GrpcClient] = {}
         self._groups: dict[tuple[str, str], tuple[int, GroupConfig]] = {}
 
@@ -172,7 +226,11 @@ class GrpcClients:
                 "NotifyClientTerminationRequest", "NotifyClientTerminationResponse", self._terminate
             ),
             "Telemetry": GrpcMethod(
-                "TelemetryCommand", "TelemetryCommand", self._telemetry, is_stream=True
+                "TelemetryCommand",
+                "TelemetryCommand",
+                self._telemetry,
+                is_stream=True,
+                max_request_bytes=MOST_TELEMETRY_BYTES,
             ),
         }
 
@@ -193,7 +251,7 @@ class GrpcClients:
             self._note(client, call.session)
 
     def _note(self, client: GrpcClient, session: GrpcSession) -> None:
-        client.heard_ms = self._now_ms()
+        client.last_seen_ms = self._now_ms()
         _check_ids(client.client_id, session)
         client.sessions[session] = None
         session.client_ids[client.client_id] = None
@@ -222,6 +280,10 @@ class GrpcClients:
             self._note(client, call.session)
         return client
 
+    def all(self) -> Iterable[GrpcClient]:
+        """Return all clients."""
+        return self._clients.values()
+
     def find(self, client_id: str) -> GrpcClient | None:
         """Return a client by its id."""
         return self._clients.get(client_id)
@@ -245,14 +307,14 @@ class GrpcClients:
                     self._upstream.loop.call_later(LEAVE_MS, partial(self._leave_if_gone, client))
 
     def tick(self) -> None:
-        """Send heartbeats in the name of all clients; to be called each ``HEARTBEAT_MS``."""
+        """Send heartbeats in the name of clients; to be called each ``HEARTBEAT_MS``."""
         now_ms = self._now_ms()
         for client in list(self._clients.values()):
-            if now_ms - client.heard_ms > SILENT_MS and not client.streams:
+            if now_ms - client.last_seen_ms > SILENT_MS and not client.streams:
                 self._leave(client)
-                continue
-            for broker_name in client.brokers:
-                self._send(client, broker_name)
+            elif client.sessions:  # else it may be at another worker by now
+                for broker_name in client.brokers:
+                    self._send(client, broker_name)
 
     def on_broker_up(self, broker_name: str, on_joined: Callable[[GrpcClient], None]) -> None:
         """Send heartbeats again to a broker that may know nothing of the clients.
@@ -442,6 +504,9 @@ class GrpcClients:
 
     def _telemetry(self, call: ServedCall, command: GrpcMessage) -> None:
         if not command.HasField("settings"):
+            client = self.find(call.client_id)
+            if client is not None:
+                self._on_reply(client, command)
             return
         settings = command.settings
         check_endpoints(settings.access_point)
@@ -449,6 +514,7 @@ class GrpcClients:
         client.streams[call] = None
         call.on_over = partial(client.streams.pop, call, None)
         client.kind = settings.client_type
+        client.has_schedule = settings.user_agent.language != NODEJS
         if not settings.HasField("subscription"):
             # Of one that was started again brokers may have half messages, before it sends others.
             for resource in settings.publishing.topics[:MOST_PRODUCED]:
@@ -467,6 +533,11 @@ class GrpcClients:
             topic = name_of(entry.topic)
             check_topic(topic)
             self.subscribe(client, group, subscription_of(topic, entry.expression))
+
+        if client.kind == ClientType.PULL_CONSUMER:
+            # No member: its group keeps its mode.
+            call.send(status=OK, settings=consumer_settings(settings, GroupConfig(group)))
+            return
 
         def found(config: GroupConfig | MQMeshError) -> None:
             if isinstance(config, MQMeshError):
@@ -542,6 +613,34 @@ def resource_of(name: str, namespace: str) -> GrpcMessage:
     return CLASSES["Resource"](resource_namespace=namespace, name=name.removeprefix(head))
 
 
+def names_of(group: GrpcMessage, topic: GrpcMessage) -> tuple[str, str]:
+    """Return the names of a consumer group and a topic.
+
+    Raises:
+        RefusedCall: One of them is none.
+    """
+    name = name_of(group)
+    try:
+        check_group(name)
+    except MQMeshError as error:
+        raise RefusedCall(ReplyCode.ILLEGAL_CONSUMER_GROUP, str(error)) from error
+    return name, topic_of(topic)
+
+
+def topic_of(resource: GrpcMessage) -> str:
+    """Return the name of a topic.
+
+    Raises:
+        RefusedCall: It is none.
+    """
+    name = name_of(resource)
+    try:
+        check_topic(name)
+    except MQMeshError as error:
+        raise RefusedCall(ReplyCode.ILLEGAL_TOPIC, str(error)) from error
+    return name
+
+
 def name_of(resource: GrpcMessage) -> str:
     """Return the name of a topic or group, which begins with its namespace."""
     space, name = resource.resource_namespace, resource.name
@@ -578,10 +677,14 @@ def consumer_settings(settings: GrpcMessage, config: GroupConfig) -> GrpcMessage
         retries = DEFAULT_MAX_RECONSUME_TIMES
     found.backoff_policy.Clear()
     found.backoff_policy.max_attempts = retries + 1
-    for delay_ms in [FIFO_RETRY_S * 1_000] if is_fifo else _retry_delays(config, retries):
-        found.backoff_policy.customized_backoff.next.add(
-            seconds=delay_ms // 1_000, nanos=delay_ms % 1_000 * 1_000_000
-        )
+    delays = [FIFO_RETRY_MS] if is_fifo else _retry_delays(config, retries)
+    if settings.user_agent.language == NODEJS:
+        backoff = found.backoff_policy.exponential_backoff
+        backoff.initial.CopyFrom(duration(delays[0]))
+        backoff.max.CopyFrom(duration(delays[-1]))
+        backoff.multiplier = (delays[-1] / (delays[0] or 1)) ** (1 / max(len(delays) - 1, 1))
+    else:
+        found.backoff_policy.customized_backoff.next.extend(map(duration, delays))
     return found
 
 

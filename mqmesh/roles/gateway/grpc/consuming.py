@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from mqmesh.errors import BrokerNotAvailable, MQMeshError, StaleGeneration
-from mqmesh.message import StoredMessage, check_group, check_topic
+from mqmesh.message import StoredMessage
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.delivery import (
@@ -24,25 +24,30 @@ from mqmesh.protocol.delivery import (
 )
 from mqmesh.protocol.groups import GroupConfig
 from mqmesh.protocol.grpc.codes import ClientType, RefusedCall, ReplyCode
-from mqmesh.protocol.grpc.messages import CLASSES, GrpcMessage
+from mqmesh.protocol.grpc.messages import CLASSES, GrpcMessage, duration
 from mqmesh.protocol.membership import Subscription
 from mqmesh.protocol.pulling import MAX_SUSPEND_MS
 from mqmesh.roles.gateway.grpc.clients import (
-    MOST_RECEIVES,
+    BEFORE_DEADLINE_MS,
     RECEIVE_BATCH,
     GrpcClient,
     GrpcClients,
     delivery_of,
-    name_of,
+    names_of,
     selector_of,
     subscription_of,
 )
-from mqmesh.roles.gateway.grpc.converting import duration, ms_of, timestamp, write_message
+from mqmesh.roles.gateway.grpc.converting import ms_of, timestamp, write_message
 from mqmesh.roles.gateway.grpc.handles import Handles, Receipt
 from mqmesh.roles.gateway.grpc.leases import ClientLeases, Reports
 from mqmesh.roles.gateway.grpc.session import OK, GrpcMethod, ServedCall, status_of
 from mqmesh.roles.gateway.upstream import Upstream
-from mqmesh.sdk.consumer.receiving.held_leases import HeldLease, ReceivedAnswer, read_answer
+from mqmesh.sdk.consumer.receiving.held_leases import (
+    HeldLease,
+    ReceivedAnswer,
+    bits_of,
+    read_answer,
+)
 from mqmesh.units import KIB
 
 MOST_RECEIVED: Final = 32
@@ -52,8 +57,6 @@ MOST_ACKED: Final = 1_024
 MOST_ACK_BYTES: Final = 512 * KIB
 ANSWER_MS: Final = 10_000
 """Longest wait for a broker's answer beyond the time that it may hold the request."""
-BEFORE_DEADLINE_MS: Final = 500
-"""So long before its client gives it up a call is answered."""
 
 _NOTHING: Final = CLASSES["Status"](
     code=ReplyCode.MESSAGE_NOT_FOUND.value, message="no new message"
@@ -134,7 +137,7 @@ class GrpcConsuming:
     # ---- Receives ------------------------------------------------------------------------
 
     def _receive(self, call: ServedCall, request: GrpcMessage) -> None:
-        group, topic = _names(request.group, request.message_queue.topic)
+        group, topic = names_of(request.group, request.message_queue.topic)
         wanted = subscription_of(topic, request.filter_expression)
         if self._leases.is_full:
             raise RefusedCall(
@@ -148,12 +151,7 @@ class GrpcConsuming:
             raise _wrong_duration(invisible_ms)
         client = self._clients.of(call)
         broker_name = request.message_queue.broker.name
-        if client.receives.get(broker_name, 0) >= MOST_RECEIVES:
-            raise RefusedCall(
-                ReplyCode.TOO_MANY_REQUESTS,
-                f"{MOST_RECEIVES} receives of the client wait at broker group {broker_name!r:.100} "
-                "already, with those that it gave up",
-            )
+        client.check_receives(broker_name)
         self._clients.subscribe(client, group, wanted)
         now_ms = self._now_ms()
         wait_ms = min(ms_of(request.long_polling_timeout), MAX_SUSPEND_MS)
@@ -182,7 +180,7 @@ class GrpcConsuming:
                 client.delivery = delivery_of(config)
             self._join(receive)
 
-        client.receives[broker_name] = client.receives.get(broker_name, 0) + 1
+        client.begin_receive(broker_name)
         self._clients.find_group(group, broker_name, found)
 
     def _join(self, receive: _Receive) -> None:
@@ -190,7 +188,7 @@ class GrpcConsuming:
             if error is None and not receive.call.is_over:
                 self._ask(receive)
                 return
-            _end(receive)
+            receive.client.end_receive(receive.broker_name)
             if error is not None:
                 receive.call.fail(error)
 
@@ -231,7 +229,7 @@ class GrpcConsuming:
                 joined.heartbeat = None
             self._join(receive)
             return
-        _end(receive)
+        receive.client.end_receive(receive.broker_name)
         try:
             if isinstance(answer, MQMeshError):
                 raise answer
@@ -263,19 +261,20 @@ class GrpcConsuming:
             call.answer(status=_NOTHING)
             return
         offsets: dict[HeldLease, list[int]] = {}
-        for held, message in found.messages:
-            offsets.setdefault(held, []).append(message.queue_offset)
+        for held, some in found.messages:
+            offsets.setdefault(held, []).extend(one.queue_offset for one in some)
         for held, own in offsets.items():
             self._leases.add(
                 *(receive.client.client_id, receive.group, held, own, receive.is_renewed),
                 call.session,
             )
-        self.messages += len(found.messages)
+        self.messages += sum(map(len, offsets.values()))
         now_ms = self._upstream.loop.clock.wall_ms()
         answers: list[dict[str, object]] = [{"delivery_timestamp": timestamp(now_ms)}]
-        for held, message in found.messages:
-            delivery = self._delivery(receive, held, message)
-            answers.append({"message": write_message(message, delivery, receive.namespace)})
+        for held, some in found.messages:
+            for one in some:
+                delivery = self._delivery(receive, held, one)
+                answers.append({"message": write_message(one, delivery, receive.namespace)})
         answers.append({"status": OK})
 
         def lost() -> None:
@@ -332,7 +331,7 @@ class GrpcConsuming:
     # ---- Reports -------------------------------------------------------------------------
 
     def _ack(self, call: ServedCall, request: GrpcMessage) -> None:
-        group, topic = _names(request.group, request.topic)
+        group, topic = names_of(request.group, request.topic)
         entries = request.entries
         if not 0 < len(entries) <= MOST_ACKED:
             raise RefusedCall(
@@ -368,7 +367,7 @@ class GrpcConsuming:
             self._report(call, group, topic, receipt, SettleAction.ACK, 0, partial(done, result))
 
     def _change(self, call: ServedCall, request: GrpcMessage) -> None:
-        group, topic = _names(request.group, request.topic)
+        group, topic = names_of(request.group, request.topic)
         receipt = self._unseal(request.receipt_handle, group, topic)
         length_ms = ms_of(request.invisible_duration)
         if not 0 <= length_ms <= MAX_INVISIBLE_MS:
@@ -385,7 +384,8 @@ class GrpcConsuming:
         is_push = client is not None and client.kind == ClientType.PUSH_CONSUMER
         if is_push or (lease is not None and lease.is_renewed):
             # A push consumer says by this that it failed.
-            delay_ms = min(length_ms, MAX_NACK_MS)
+            has_schedule = client is None or client.has_schedule
+            delay_ms = min(length_ms, MAX_NACK_MS) if has_schedule else BY_SCHEDULE
             self._report(call, group, topic, receipt, SettleAction.NACK, delay_ms, done)
         elif lease is not None:
             self._leases.change(lease, receipt.queue_offset, length_ms, done)
@@ -395,7 +395,7 @@ class GrpcConsuming:
             self._report(call, group, topic, receipt, SettleAction.EXTEND, length_ms, done)
 
     def _reject(self, call: ServedCall, request: GrpcMessage) -> None:
-        group, topic = _names(request.group, request.topic)
+        group, topic = names_of(request.group, request.topic)
         receipt = self._unseal(request.receipt_handle, group, topic)
 
         def done(error: MQMeshError | None) -> None:
@@ -440,36 +440,11 @@ class GrpcConsuming:
         return self._upstream.loop.clock.monotonic_ms()
 
 
-def _names(group: GrpcMessage, topic: GrpcMessage) -> tuple[str, str]:
-    """Return the names of a consumer group and a topic.
-
-    Raises:
-        RefusedCall: One of them is none.
-    """
-    names = name_of(group), name_of(topic)
-    try:
-        check_group(names[0])
-    except MQMeshError as error:
-        raise RefusedCall(ReplyCode.ILLEGAL_CONSUMER_GROUP, str(error)) from error
-    try:
-        check_topic(names[1])
-    except MQMeshError as error:
-        raise RefusedCall(ReplyCode.ILLEGAL_TOPIC, str(error)) from error
-    return names
-
-
 def _wrong_duration(length_ms: int) -> RefusedCall:
     return RefusedCall(
         ReplyCode.ILLEGAL_INVISIBLE_TIME,
         f"an invisible duration of {length_ms} ms; {MIN_INVISIBLE_MS} to {MAX_INVISIBLE_MS} may be",
     )
-
-
-def _end(receive: _Receive) -> None:
-    """Note that no broker holds a receive any more."""
-    left = receive.client.receives.pop(receive.broker_name) - 1
-    if left:
-        receive.client.receives[receive.broker_name] = left
 
 
 def _source(receive: _Receive) -> tuple[str, str, str]:
@@ -478,8 +453,8 @@ def _source(receive: _Receive) -> tuple[str, str, str]:
 
 def _bits(held: HeldLease, found: ReceivedAnswer) -> int:
     """Return the messages of a lease that can be given out."""
-    first = held.lease.first
-    return sum(1 << (one.queue_offset - first) for own, one in found.messages if own is held)
+    own = [some for one, some in found.messages if one is held]
+    return bits_of([one.queue_offset for some in own for one in some], held.lease.first)
 
 
 def _context(group: str, topic: str) -> str:

@@ -171,11 +171,6 @@ def timestamp(at_ms: int) -> GrpcMessage:
     return CLASSES["Timestamp"](seconds=at_ms // 1_000, nanos=at_ms % 1_000 * 1_000_000)
 
 
-def duration(length_ms: int) -> GrpcMessage:
-    """Return a length of time, ms, as the protocol has it."""
-    return CLASSES["Duration"](seconds=length_ms // 1_000, nanos=length_ms % 1_000 * 1_000_000)
-
-
 def ms_of(time: GrpcMessage) -> int:
     """Return a point in time or a length of time in ms."""
     return int(time.seconds) * 1_000 + int(time.nanos) // 1_000_000

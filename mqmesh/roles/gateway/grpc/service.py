@@ -1,14 +1,21 @@
 """Methods that clients by gRPC call, which act at brokers with the keys of one user."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from mqmesh.clock import Clock
 from mqmesh.protocol.command import Command
+from mqmesh.protocol.gateway import GatewayClient
+from mqmesh.protocol.grpc.messages import GrpcMessage
+from mqmesh.roles.gateway.consuming import PullCache
 from mqmesh.roles.gateway.grpc.clients import HEARTBEAT_MS, GrpcClient, GrpcClients
 from mqmesh.roles.gateway.grpc.consuming import GrpcConsuming
 from mqmesh.roles.gateway.grpc.handles import Handles
 from mqmesh.roles.gateway.grpc.leases import TICK_MS, ClientLeases, Reports
 from mqmesh.roles.gateway.grpc.producing import GrpcProducing
+from mqmesh.roles.gateway.grpc.pulling import GrpcPulling
+from mqmesh.roles.gateway.grpc.questions import GrpcQuestions
 from mqmesh.roles.gateway.grpc.routing import GrpcRouting
 from mqmesh.roles.gateway.grpc.session import GrpcMethod, GrpcSession, ServedCall, path_of
 from mqmesh.roles.gateway.messages import Address
@@ -18,7 +25,7 @@ from mqmesh.roles.gateway.transactions import GatewayTransactions
 from mqmesh.roles.gateway.upstream import Upstream
 
 IN_DOUBT_MS: Final = 10_000
-"""What a connection was given so long before its client was last heard may not have arrived."""
+"""Leases given to a connection within this time before it was last heard may not have arrived."""
 
 
 class GrpcService:
@@ -28,6 +35,7 @@ class GrpcService:
         upstream: Way to the brokers.
         ports: The broker groups that are served.
         sends: Sends to brokers.
+        cache: Messages that pulls left.
         transactions: Sends decisions about half messages.
         handles: Makes receipts and ids of transactions.
         key: Of the gateway as a producer.
@@ -38,6 +46,7 @@ class GrpcService:
 
     Attributes:
         methods: By path.
+        questions: Questions to its clients.
     """
 
     def __init__(
@@ -45,6 +54,7 @@ class GrpcService:
         upstream: Upstream,
         ports: BrokerPorts,
         sends: Sends,
+        cache: PullCache,
         transactions: GatewayTransactions,
         *,
         handles: Handles,
@@ -56,15 +66,17 @@ class GrpcService:
     ) -> None:
         self._reports = reports = Reports(upstream)
         self._leases = ClientLeases(reports, clock.monotonic_ms, max_receipts)
-        self._clients = GrpcClients(upstream, ports.groups, max_clients, self._left)
+        self._clients = GrpcClients(upstream, ports.groups, max_clients, self._left, self._replied)
+        self.questions = GrpcQuestions(upstream, self._clients)
         routing = GrpcRouting(upstream, ports, self._clients, address)
         self._producing = GrpcProducing(
             upstream, routing, self._clients, sends, transactions, handles, key, clock
         )
         self._consuming = GrpcConsuming(upstream, self._clients, self._leases, reports, handles)
+        self._pulling = GrpcPulling(upstream, self._clients, cache)
         self.methods: Final[dict[str, GrpcMethod]] = {
             path_of(name): method
-            for part in (self._clients, routing, self._producing, self._consuming)
+            for part in (self._clients, routing, self._producing, self._consuming, self._pulling)
             for name, method in part.methods().items()
         }
         self._timers = [
@@ -78,7 +90,7 @@ class GrpcService:
 
     def session_ended(self, session: GrpcSession) -> None:
         """Have the clients of a connection leave soon, unless they come back."""
-        since_ms = session.heard_ms - IN_DOUBT_MS
+        since_ms = session.last_seen_ms - IN_DOUBT_MS
         for client_id in session.client_ids:
             self._leases.source_ended(client_id, session, since_ms)
         self._clients.session_ended(session)
@@ -110,12 +122,28 @@ class GrpcService:
     @property
     def given_messages(self) -> int:
         """Messages that were given to clients."""
-        return self._consuming.messages
+        return self._consuming.messages + self._pulling.messages
 
     @property
     def held_messages(self) -> int:
         """Messages that clients have without a report."""
         return self._leases.messages
 
+    def knows(self, client_id: str) -> bool:
+        """Return True if a client is one by gRPC."""
+        return self._clients.find(client_id) is not None
+
+    def rows(self, user: str, now_ms: int) -> dict[str, Callable[[], GatewayClient]]:
+        """Return what makes the row of each client in a list for administrators.
+
+        Args:
+            user: Access key of the clients; "" for none.
+            now_ms: Monotonic clock.
+        """
+        return {one.client_id: partial(one.row, user, now_ms) for one in self._clients.all()}
+
     def _left(self, client: GrpcClient) -> None:
         self._leases.client_left(client.client_id)
+
+    def _replied(self, client: GrpcClient, reply: GrpcMessage) -> None:
+        self.questions.on_reply(client, reply)

@@ -18,7 +18,7 @@ from mqmesh.protocol.grpc.calls import (
 )
 from mqmesh.protocol.grpc.codes import ReplyCode, reply_code
 from mqmesh.protocol.grpc.messages import CLASSES, SERVICE, GrpcMessage
-from mqmesh.roles.gateway.session import Output, SessionLimits
+from mqmesh.roles.gateway.session import ClientConnection, Output, SessionLimits
 from mqmesh.units import KIB, MIB
 
 CLIENT_ID: Final = "x-mq-client-id"
@@ -101,11 +101,11 @@ class ServedCall:
         self._has_message = False
         if method.max_request_bytes:
             call.max_message_bytes = min(call.max_message_bytes, method.max_request_bytes)
-        self._begun_ms = session.heard_ms
+        self._begun_ms = session.last_seen_ms
         self.session = session
         self.headers = call.headers
         self.client_id = call.headers.get(CLIENT_ID, "")
-        self.deadline_ms = session.heard_ms + call.timeout_ms if call.timeout_ms else 0
+        self.deadline_ms = session.last_seen_ms + call.timeout_ms if call.timeout_ms else 0
         self.on_over: Callable[[], None] | None = None
         self.is_over = False
 
@@ -213,7 +213,7 @@ class ServedCall:
             on_over()
 
 
-class GrpcSession:
+class GrpcSession(ClientConnection):
     """A connection, from its acceptance to its end.
 
     Args:
@@ -226,11 +226,7 @@ class GrpcSession:
         on_broken: Called with a sentence when what came is no HTTP/2.
 
     Attributes:
-        peer: Address of the client.
-        is_closed: Nothing is answered any more.
-        heard_ms: When something came last, monotonic clock.
         client_ids: Clients that calls came of.
-        access_key: User that the first call was signed by, "" for none; None before that.
         service: Methods of that user.
     """
 
@@ -244,10 +240,8 @@ class GrpcSession:
         on_end: Callable[["GrpcSession"], None],
         on_broken: Callable[[str], None],
     ) -> None:
-        self._stream = stream
+        super().__init__(stream, limits, now_ms)
         self._admit = admit
-        self._limits = limits
-        self._now_ms = now_ms
         self._soon = soon
         self._on_end = on_end
         self._on_broken = on_broken
@@ -255,12 +249,8 @@ class GrpcSession:
         self._calls: dict[GrpcCall, ServedCall] = {}
         # Calls with their last answer, which waits for room, and what to do if it is lost.
         self._untaken: dict[GrpcCall, Callable[[], None]] = {}
-        self._is_paused = self._is_working = self._goes_on = False
-        self.peer = stream.peer
-        self.is_closed = False
-        self.heard_ms = now_ms()
+        self._goes_on = False
         self.client_ids: dict[str, None] = {}
-        self.access_key: str | None = None
         self.service: CallService | None = None
 
     @property
@@ -277,20 +267,12 @@ class GrpcSession:
 
     def on_bytes(self, data: bytes) -> None:
         """Serve the calls that are whole now."""
-        self.heard_ms = self._now_ms()
+        self.last_seen_ms = self._now_ms()
         self._connection.feed(data)
         self._work()
 
     def on_stuck(self) -> None:
         """Do nothing: ``_work`` looks at what waits."""
-
-    def on_drained(self) -> None:
-        """Read again."""
-        self._work()
-
-    def on_closed(self) -> None:
-        """Note the end of the connection."""
-        self._finish()
 
     # ---- Of calls ------------------------------------------------------------------------
 
@@ -325,8 +307,7 @@ class GrpcSession:
         if not self.is_closed:
             self._connection.close()
             self._write()
-            self._stream.close()
-            self._finish()
+        super().close()
 
     def tick(self, now_ms: int) -> None:
         """End calls that took too long, and the connection if nothing came for too long."""
@@ -338,12 +319,9 @@ class GrpcSession:
                 text = f"a request that is not whole after {REQUEST_MS} ms"
                 served.finish(GrpcStatus.DEADLINE_EXCEEDED, text)
                 served.give_up()
-        if now_ms - self.heard_ms > self._limits.idle_timeout_ms:
-            _log.info("%s was silent for %d ms; closing", self.peer, now_ms - self.heard_ms)
-            self.close()
+        self.end_if_idle(now_ms)
 
     def _work(self) -> None:
-        """Serve what has come, as long as the limits allow, and others wait not too long."""
         if self._is_working or self.is_closed:
             return
         self._is_working = True
@@ -372,7 +350,7 @@ class GrpcSession:
         if self._connection.is_over:
             self.close()
         else:
-            self._look_at_limits()
+            self._read_unless(self._goes_on or self._is_stuck())
 
     def _serve(self, event: CallEvent) -> None:
         if isinstance(event, CallBegun):
@@ -425,16 +403,6 @@ class GrpcSession:
 
     def _is_stuck(self) -> bool:
         return self._stream.waiting_bytes >= self._limits.max_output_bytes
-
-    def _look_at_limits(self) -> None:
-        is_full = self._goes_on or self._is_stuck()
-        if is_full == self._is_paused or self.is_closed:
-            return
-        self._is_paused = is_full
-        if is_full:
-            self._stream.pause()
-        else:
-            self._stream.resume()
 
     def _finish(self) -> None:
         if self.is_closed:

@@ -18,6 +18,7 @@ from mqmesh.protocol.admin import (
     QueueEntry,
     RoleInfo,
 )
+from mqmesh.protocol.gateway import GatewayClient
 from mqmesh.protocol.groups import ClientInfo
 from mqmesh.protocol.route import BrokerData
 from mqmesh.sdk.admin.namesrv_admin import Draining, NamesrvConfigChange
@@ -149,6 +150,12 @@ class BrokerReportView(msgspec.Struct, frozen=True, kw_only=True):
 
 class ClientView(ClientInfo, array_like=False, frozen=True):
     """A client that is registered at a broker."""
+
+
+class GatewayClientView(GatewayClient, array_like=False, frozen=True, kw_only=True):
+    """A client of RocketMQ, and the gateway that it is connected to."""
+
+    gateway: str
 
 
 class DrainingView(msgspec.Struct, frozen=True, kw_only=True):
@@ -390,6 +397,11 @@ def broker_report_view(
 def client_views(clients: list[ClientInfo]) -> list[ClientView]:
     """Makes views of a broker's clients."""
     return views_of(ClientView, clients)
+
+
+def gateway_client_views(gateway: str, clients: list[GatewayClient]) -> list[GatewayClientView]:
+    """Makes views of a gateway's clients."""
+    return [view_of(GatewayClientView, one, gateway=gateway) for one in clients]
 
 
 def draining_view(broker_name: str, done: Draining) -> DrainingView:

@@ -252,7 +252,7 @@ class OffsetMovesView(msgspec.Struct, frozen=True, kw_only=True):
     dry_run: bool
     reread: int
     skipped: int
-    members_told: int
+    members_notified: int
     queues: list[OffsetMoveView]
 
 

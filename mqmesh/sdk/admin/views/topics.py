@@ -37,6 +37,7 @@ class TopicBrokerView(msgspec.Struct, frozen=True, kw_only=True):
     priorities: int
     message_ttl: bool
     on_expired: str
+    history: int
 
 
 class TopicView(msgspec.Struct, frozen=True, kw_only=True):

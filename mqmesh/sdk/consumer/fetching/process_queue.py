@@ -139,6 +139,13 @@ class ProcessQueue:
         self._unfinished.append(span)
         return span
 
+    def finish(self, first: int, last: int) -> None:
+        """Mark messages done, from one queue offset to another one, also those at work."""
+        for span in self._unfinished:
+            low, high = max(first, span.base), min(last, span.end - 1)
+            if low <= high:
+                span.mark(low, high, DONE)
+
     def commit_offset(self) -> int:
         """Return the offset of the first message not done: all before it need not come again."""
         self._tidy()

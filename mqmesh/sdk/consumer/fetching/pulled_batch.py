@@ -24,12 +24,14 @@ class PullSource(msgspec.Struct, frozen=True):
         store_host: Address of the broker, for the messages' facts.
         tags: Tags that are wanted, to be looked at again; None if that is not necessary.
         filtered: The broker leaves messages out.
+        namespace: Of the client; "" for none.
     """
 
     broker_name: str
     store_host: str = ""
     tags: frozenset[str] | None = None
     filtered: bool = False
+    namespace: str = ""
 
 
 class PulledBatch:
@@ -93,6 +95,7 @@ class PulledBatch:
             broker_name=source.broker_name,
             store_host=source.store_host,
             fencing_token=fencing_token,
+            namespace=source.namespace,
         )
         if self.count < len(messages):
             del messages[: len(messages) - self.count]

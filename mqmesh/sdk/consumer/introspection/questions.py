@@ -12,6 +12,7 @@ from mqmesh.protocol.codes import ResponseCode, code_of
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.commands import RequestCode
 from mqmesh.sdk.client.client import ClientEngine
+from mqmesh.sdk.client.namespaced import ClientNames
 
 MAX_REMARK: Final = 1_000
 
@@ -32,6 +33,7 @@ class Questions:
 
     def __init__(self, client: ClientEngine, answerers: dict[int, Answerer]) -> None:
         self._client = client
+        self._names = ClientNames(client.namespace)
         self._answerers = answerers
 
     def on_ask(self, broker_name: str, command: Command) -> None:
@@ -50,7 +52,8 @@ class Questions:
             answer(UnsupportedCommand(f"this consumer does not answer question {asked.code}"))
             return
         try:
-            answerer(broker_name, asked.question, command.body, answer)
+            question = self._names.question(asked.code, asked.question)
+            answerer(broker_name, question, command.body, answer)
         except MQMeshError as error:
             answer(error)
 
@@ -59,7 +62,8 @@ class Questions:
         if isinstance(found, MQMeshError):
             client_answer = ClientAnswer(token, code_of(found), str(found)[:MAX_REMARK])
         else:
-            client_answer, body = ClientAnswer(token, ResponseCode.SUCCESS), encode_header(found)
+            client_answer = ClientAnswer(token, ResponseCode.SUCCESS)
+            body = encode_header(self._names.added(found))
         try:
             self._client.brokers.connection(broker_name).oneway(
                 RequestCode.ANSWER_OF_CLIENT, body, header=encode_header(client_answer)

@@ -18,7 +18,7 @@ HAND_OVER_MS: Final = 10_000
 
 
 def handed_message(
-    body: memoryview, ordinal: int, *, broker_name: str, store_host: str
+    body: memoryview, ordinal: int, *, broker_name: str, store_host: str, namespace: str
 ) -> StoredMessage:
     """Return a message of a batch that a broker hands over, marked as such.
 
@@ -27,7 +27,11 @@ def handed_message(
         CorruptBatch: It is damaged.
     """
     messages = decode_messages(
-        body, check_stored(body), broker_name=broker_name, store_host=store_host
+        body,
+        check_stored(body),
+        broker_name=broker_name,
+        store_host=store_host,
+        namespace=namespace,
     )
     if ordinal >= len(messages):
         raise InvalidArgument(f"the batch has {len(messages)} messages, none of number {ordinal}")
@@ -66,21 +70,21 @@ class HandOver:
     def _done(self, result: object) -> None:
         cause = why_again(result)
         if cause is None:
-            self._tell(HandedResult.SUCCESS)
+            self._answer(HandedResult.SUCCESS)
         elif isinstance(cause, BaseException):
-            self._tell(HandedResult.EXCEPTION, failure_text(cause))
+            self._answer(HandedResult.EXCEPTION, failure_text(cause))
         else:
-            self._tell(HandedResult.RECONSUME_LATER)
+            self._answer(HandedResult.RECONSUME_LATER)
 
     def _late(self, take_back: Callable[[], bool]) -> None:
         if self._told:
             return
         if take_back():
-            self._tell(HandedResult.TIMEOUT, "all workers are busy; the listener was not called")
+            self._answer(HandedResult.TIMEOUT, "all workers are busy; the listener was not called")
         else:
-            self._tell(HandedResult.TIMEOUT, "the listener did not return yet, and goes on")
+            self._answer(HandedResult.TIMEOUT, "the listener did not return yet, and goes on")
 
-    def _tell(self, result: HandedResult, text: str = "") -> None:
+    def _answer(self, result: HandedResult, text: str = "") -> None:
         if not self._told:
             self._told = True
             took_ms = self._loop.clock.monotonic_ms() - self._began_ms

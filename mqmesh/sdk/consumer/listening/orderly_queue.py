@@ -201,9 +201,22 @@ class OrderlyQueue(QueueWork):
         self.current = None
         self.attempt = 0
 
-    def fail(self, cause: Cause) -> Failure:
-        """Record a failure of the current messages."""
+    def fail(self, cause: Cause) -> Failure | None:
+        """Record a failure of the current messages.
+
+        Returns:
+            None if the listener had them committed before it failed: they are done.
+        """
         assert self.current is not None
+        assert self._span is not None
+        states, base = self._span.states, self._span.base
+        left = [one for one in self.current if states[one.queue_offset - base] != DONE]
+        if not left:
+            what = where_failed(self.current)
+            log_failure(_log, logging.WARNING, what, cause, "it is done already", attempt=0)
+            self.succeed()
+            return None
+        self.current = left
         spent = 0 <= self._max_times <= max(m.reconsume_times for m in self.current)
         spent = spent or is_rejected(self.current, cause)
         _report(self.current, self.attempt, cause, spent)

@@ -180,8 +180,10 @@ class OrderlyService(ConsumeService):
             done = result is None or result is _SUCCESS
             if not done and (cause := why_again(result)) is not None:
                 failure = work.fail(cause)
-                break
-            work.succeed()
+                if failure is not None:
+                    break
+            else:
+                work.succeed()
         self._settle(work, failure, cause, (begun, count))
 
     # ---- From any thread ---------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Leases that a simple consumer holds, and the messages of them that it has not given out. Pure."""
 
 from collections.abc import Collection, Iterable, Sequence
-from itertools import chain, repeat
+from itertools import chain
 
 import msgspec
 
@@ -60,15 +60,15 @@ class ReceivedAnswer(msgspec.Struct):
 
     Attributes:
         held: Their leases.
-        messages: Each with its lease, in order.
+        messages: In order, those of each batch with their lease.
         unreadable: Leases with messages that cannot be decoded, which, and why.
         unwanted: The same of messages that only have the hash of a wanted tag.
-        damaged: The same of messages behind damage, which cannot be told apart.
+        damaged: The same of messages behind damage, where no message can be picked out.
         error: The damage; None for none.
     """
 
     held: list[HeldLease]
-    messages: list[tuple[HeldLease, StoredMessage]]
+    messages: list[tuple[HeldLease, list[StoredMessage]]]
     unreadable: list[tuple[HeldLease, int, str]]
     unwanted: list[tuple[HeldLease, int]]
     damaged: list[tuple[HeldLease, int]]
@@ -83,6 +83,7 @@ def read_answer(
     topic: str,
     tags: frozenset[str] | None,
     now_ms: int,
+    namespace: str = "",
 ) -> ReceivedAnswer:
     """Read the answer to a receive.
 
@@ -93,6 +94,7 @@ def read_answer(
         topic: Topic that was received from.
         tags: Tags that are wanted; None for all messages.
         now_ms: When the leases began, monotonic clock.
+        namespace: Of the client; "" for none.
 
     Returns:
         What could be read; ``error`` is a ``CorruptBatch`` if the answer was damaged, on a disk or
@@ -112,7 +114,7 @@ def read_answer(
             except CorruptBatch as error:
                 found.error = error
             else:
-                left -= _take(found, one, header, batch, tags)
+                left -= _take(found, one, header, batch, tags, namespace)
         if left > 0:
             behind = ((1 << (lease.end - lease.first)) - 1) & ~one.bits
             one.bits |= behind
@@ -126,6 +128,7 @@ def _take(
     header: BatchHeader,
     batch: memoryview,
     tags: frozenset[str] | None,
+    namespace: str,
 ) -> int:
     """Take the messages of a lease out of a batch; return how many it has."""
     lease = one.lease
@@ -136,6 +139,7 @@ def _take(
             broker_name=one.broker_name,
             fencing_token=lease.lease,
             attempt=lease.attempt,
+            namespace=namespace,
         )
     except CorruptBatch as error:
         first = max(header.base_queue_offset, lease.first)
@@ -155,8 +159,9 @@ def _take(
         if unwanted:
             found.unwanted.append((one, bits_of(unwanted, lease.first)))
             messages = [each for each in messages if each.tag in tags]
-    one.buffered += len(messages)
-    found.messages.extend(zip(repeat(one), messages))
+    if messages:
+        one.buffered += len(messages)
+        found.messages.append((one, messages))
     return max(len(offsets), 1)
 
 

@@ -178,6 +178,12 @@ class ReceiveSource:
         )
         return True
 
+    def receive_again(self) -> None:
+        """Ask for messages if somebody waits for some, whatever the broker said before."""
+        with self._turn:
+            self._again_ms = 0
+            self.receive()
+
     def _ask(self, demand: Demand, report: Report, suspend_ms: int) -> bytes:
         """Note that messages are asked for; return the header of RECEIVE_MESSAGE."""
         self.asked = min(demand.max_messages, MAX_RECEIVED)
@@ -246,7 +252,7 @@ class ReceiveSource:
         self.settler.answered(report, codes, None)
         if self._demand(self) is not None:
             with suppress(ClientClosed):
-                self._client.post(self._again)
+                self._client.post(self.receive_again)
         return True
 
     def answered(self, lone: LoneReport, answer: Command | MQMeshError) -> None:
@@ -304,14 +310,23 @@ class ReceiveSource:
         length_ms: int,
         on_done: Callable[[MQMeshError | None], None] | None = None,
     ) -> None:
-        """Let a lease end later."""
+        """Let a lease end later.
+
+        Args:
+            held: The lease.
+            bits: Messages of it; if none of them is the member's any more, they are forgotten.
+            length_ms: It lasts so long from now on.
+            on_done: Called with the outcome.
+        """
         asked_ms = self._client.loop.clock.monotonic_ms()
 
         def done(error: MQMeshError | None) -> None:
             if error is None:
                 held.until_ms = max(held.until_ms, asked_ms + length_ms)
             elif isinstance(error, StaleReceipt):
-                self._on_lost(held)
+                held.bits &= ~bits
+                if not held.bits:
+                    self._on_lost(held)
             if on_done is not None:
                 on_done(error)
 
@@ -364,13 +379,13 @@ class ReceiveSource:
         elif isinstance(error, StaleGeneration):
             _log.info("broker %s does not know this member yet: %s", self.broker_name, error)
             self._client.heartbeats.send_all_soon()
-            self._client.call_later(RETRY_MS, self._again)
+            self._client.call_later(RETRY_MS, self.receive_again)
         else:
             self._on_hindered(self, error)
             self._is_earlier |= isinstance(error, TopicNotFound)
             pause_ms = max(getattr(error, "retry_after_ms", 0), RETRY_MS)
             self._again_ms = self._client.loop.clock.monotonic_ms() + pause_ms
-            self._client.call_later(pause_ms, self._again)
+            self._client.call_later(pause_ms, self.receive_again)
 
     def _take(self, found: ReceiveResponse, bodies: Sequence[memoryview]) -> None:
         """Take what came.
@@ -398,6 +413,7 @@ class ReceiveSource:
             topic=self.topic,
             tags=self._selector.wanted_tags(),
             now_ms=self._client.loop.clock.monotonic_ms(),
+            namespace=self._client.namespace,
         )
 
     def _note(self, received: ReceivedAnswer) -> None:
@@ -408,11 +424,6 @@ class ReceiveSource:
         self._verify = received.error is not None
         if received.messages or received.unreadable or received.unwanted:
             self._on_received(self, received)
-
-    def _again(self) -> None:
-        with self._turn:
-            self._again_ms = 0
-            self.receive()
 
 
 def _nobody(error: MQMeshError | None) -> None:

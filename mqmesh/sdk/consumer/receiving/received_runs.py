@@ -32,6 +32,8 @@ REPORT_MS: Final = 3_000
 """A source that gives nothing for so long is reported."""
 PREFETCH: Final = 2
 """Messages that are held for each that workers may have at a time."""
+_REPORTED: Final = 3
+"""State of a message that was done and is acknowledged: it is not found again."""
 
 _log = logging.getLogger(__name__)
 
@@ -108,6 +110,16 @@ class ReceivedRun(QueueWork):
         """Return the state of a message."""
         return self.span.states[offset - self.span.base]
 
+    def take_done(self) -> list[StoredMessage]:
+        """Return the messages that were done since the last call; they are still ``open``."""
+        states, found = self.span.states, []
+        at = -1
+        while (at := states.find(DONE, at + 1)) >= 0:
+            states[at] = _REPORTED
+            if (message := self.open.get(self.span.base + at)) is not None:
+                found.append(message)
+        return found
+
     def next_portion(self) -> Portion:
         """Take the messages of the next call, of which there are some."""
         call = [self.rest.popleft() for _ in range(min(self.batch_size, len(self.rest)))]
@@ -168,7 +180,7 @@ class ReceivedRuns:
         self._on_hindered = on_hindered
         self._on_known = on_known
         self._most = PREFETCH * settings.workers * settings.batch_size
-        self._runs: dict[HeldLease, list[ReceivedRun]] = {}
+        self._runs: dict[HeldLease, dict[ReceivedRun, None]] = {}
         # Messages that are held; with order by key, keys, of which one message is at work.
         self._count = 0
         self._known: set[str] = set()
@@ -285,7 +297,7 @@ class ReceivedRuns:
         """Return since when the listener has a message, monotonic; None for less than a second."""
         info = message.info
         found = self.receiver.held(info.broker_name, info.fencing_token)
-        runs = [] if found is None else self._runs.get(found[1], [])
+        runs = {} if found is None else self._runs.get(found[1], {})
         begun = (run.begun_ms.get(message.queue_offset) for run in runs)
         return next((one for one in begun if one is not None), None)
 
@@ -306,10 +318,12 @@ class ReceivedRuns:
             wanted = max(self._most - self._count - asked, 1)
         return Demand(wanted, self._settings.invisible_ms, until_ms)
 
-    def _take(self, source: ReceiveSource, messages: list[tuple[HeldLease, StoredMessage]]) -> None:
+    def _take(
+        self, source: ReceiveSource, messages: list[tuple[HeldLease, list[StoredMessage]]]
+    ) -> None:
         by_lease: dict[HeldLease, list[StoredMessage]] = {}
-        for held, message in messages:
-            by_lease.setdefault(held, []).append(message)
+        for held, some in messages:
+            by_lease.setdefault(held, []).extend(some)
         for held, some in by_lease.items():
             self._begin(source, held, some)
 
@@ -323,11 +337,10 @@ class ReceivedRuns:
         is_again = held.lease.is_retry or held.lease.attempt > 1
         size = 1 if is_again else self._settings.batch_size
         now_ms = self._client.loop.clock.monotonic_ms()
-        runs = self._runs[held] = []
-        for some in _by_key(messages) if self._is_ordered else [messages]:
-            runs.append(
-                ReceivedRun(source, held, some, now_ms, self._listener, size, self._progress)
-            )
+        runs = self._runs[held] = {
+            ReceivedRun(source, held, some, now_ms, self._listener, size, self._progress): None
+            for some in (_by_key(messages) if self._is_ordered else [messages])
+        }
         self._count += len(runs if self._is_ordered else messages)
         portions: list[Portion] = []
         for run in runs:
@@ -343,15 +356,15 @@ class ReceivedRuns:
         acks: dict[HeldLease, tuple[ReceiveSource, int]] = {}
         while self._progressed:
             run = self._progressed.popleft()
-            done = [one for at, one in run.open.items() if run.state(at) == DONE]
-            if bits := self._end(run, done):
+            if bits := self._end(run, run.take_done()):
                 _, others = acks.get(run.held, (run.source, 0))
                 acks[run.held] = run.source, others | bits
             if run.revoked:  # else its failures are reported by the worker
                 failed = [one for at, one in run.open.items() if run.state(at) == PARKED]
                 self._report(run, failed, SettleAction.NACK, "its listener failed")
         for held, (source, bits) in acks.items():
-            self._settle(source, held, bits, SettleAction.ACK)
+            if bits & held.bits:  # else they were settled together with what was made of them
+                self._settle(source, held, bits, SettleAction.ACK)
         self.receiver.receive()
 
     def _report(
@@ -373,7 +386,7 @@ class ReceivedRuns:
         self._count -= (not run.open) if self._is_ordered else len(own)
         if not run.open:
             runs = self._runs[run.held]
-            runs.remove(run)
+            del runs[run]
             if not runs:
                 del self._runs[run.held]
         run.held.buffered -= len(own)
@@ -446,7 +459,7 @@ class ReceivedRuns:
     def _lost(self, held: HeldLease) -> int:
         """Forget the messages of a lease that somebody else has by now."""
         assert self._service is not None
-        for run in self._runs.pop(held, []):
+        for run in self._runs.pop(held, {}):
             self._service.revoke(run)
             run.rest.clear()
             self._count -= 1 if self._is_ordered else len(run.open)

@@ -27,12 +27,13 @@ class Receiver:
         settle_timeout_ms: So long a settlement is tried.
         demand: Returns what is to be asked for at a source; None for nothing.
         prefetch: Returns what to ask for together with a report; None for nothing.
-        on_received: Called with the messages of an answer, each with its lease.
+        on_received: Called with the messages of an answer, those of each batch with their lease.
         on_hindered: Called with why a source gives nothing; None if that is over.
         unbuffer: Forgets the messages of a lease; returns those that nobody has begun, as bits.
 
     Attributes:
         sources: By broker group and topic.
+        on_received: See above.
         turn: Lock of these machines. They are the client loop's, but for reports from their
             callers' threads.
     """
@@ -45,7 +46,7 @@ class Receiver:
         settle_timeout_ms: int,
         demand: Callable[[ReceiveSource], Demand | None],
         prefetch: Callable[[ReceiveSource], Demand | None],
-        on_received: Callable[[ReceiveSource, list[tuple[HeldLease, StoredMessage]]], None],
+        on_received: Callable[[ReceiveSource, list[tuple[HeldLease, list[StoredMessage]]]], None],
         on_hindered: Callable[[ReceiveSource, MQMeshError | None], None],
         unbuffer: Callable[[HeldLease], int],
     ) -> None:
@@ -56,7 +57,7 @@ class Receiver:
         self._settle_timeout_ms = settle_timeout_ms
         self._demand = demand
         self._prefetch = prefetch
-        self._on_received = on_received
+        self.on_received = on_received
         self._on_hindered = on_hindered
         self._unbuffer = unbuffer
         self._met: set[str] = set()
@@ -118,6 +119,12 @@ class Receiver:
                     source.show()
         self._met.add(broker_name)
         self.receive()
+
+    def member_known(self, broker_name: str) -> None:
+        """Ask a broker that knows this member now; it may have refused it a moment before."""
+        for source in list(self.sources.values()):
+            if source.broker_name == broker_name:
+                source.receive_again()
 
     def receive(self) -> None:
         """Ask all sources for what is wanted; another one first each time."""
@@ -211,7 +218,7 @@ class Receiver:
         for held, bits in received.unwanted:
             self.settle(source, held, bits, SettleAction.ACK, _ignore)
         if received.messages:
-            self._on_received(source, received.messages)
+            self.on_received(source, received.messages)
 
     def _lost(self, held: HeldLease) -> None:
         """Forget the messages of a lease that somebody else has by now."""

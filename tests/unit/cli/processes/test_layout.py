@@ -9,16 +9,21 @@ from pathlib import Path
 import pytest
 
 from mqmesh.cli.processes.layout import check_ports, load_cluster, role_specs, seats_of_replicas
-from mqmesh.cli.processes.secure import make_security
+from mqmesh.cli.processes.secure import make_gateway_user, make_security
 from mqmesh.config import load_config, text_override
 from mqmesh.coordination.interface import AckReplicas
 from mqmesh.errors import ConfigError
+from mqmesh.roles.access_keeper import read_access_file
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.exporter.config import ExporterConfig
 from mqmesh.roles.exporter.monitor_config import MonitorConfig
 from mqmesh.roles.filtersrv.config import FiltersrvConfig
+from mqmesh.roles.gateway.config import GatewayConfig
+from mqmesh.roles.gateway.server import read_users
 from mqmesh.roles.namesrv.config import NamesrvConfig
 from mqmesh.roles.supervisor.death_notes import ReplicaSeat
+from mqmesh.security.access_list import UserRole
+from mqmesh.security.config import SecurityConfig
 from mqmesh.security.keys import load_credentials
 
 
@@ -143,6 +148,56 @@ def test_whoever_watches_a_cluster_asks_the_processes_of_its_file(tmp_path, secu
     assert told.state_file == str(tmp_path / "monitor.json")
     if secure:
         assert load_credentials(Path(keys)).user == "exporter"
+
+
+def test_the_gateway_of_a_secured_cluster_has_keys_and_a_first_user(tmp_path):
+    settings = [f"data_dir={tmp_path}", "gateway.enable=true", "security.enable=true"]
+    keys = tmp_path / "security"
+    for _ in range(2):  # what is there stays as it is
+        config = load_cluster(None, settings)
+        make_security(config)
+        make_gateway_user(config)
+        role_specs(config)
+    own = load_config(GatewayConfig, tmp_path / "run" / "gateway.toml")
+    assert own.security == SecurityConfig(
+        enable=True,
+        key_file=str(keys / "gateway.toml"),
+        access_list_file=str(keys / "access_list.toml"),
+    )
+    assert (own.users_file, own.allow_anonymous) == (str(keys / "gateway-users.toml"), False)
+    roles = {one.name: one.role for one in read_access_file(keys / "access_list.toml").user}
+    assert roles["gateway"] == UserRole.VIEW
+    (admin,) = read_users(own.users_file).values()
+    assert (admin.access_key, admin.credentials) == ("admin", str(keys / "client.toml"))
+    assert len(admin.secret_key) >= 32
+    (keys / "gateway-users.toml").write_text("")
+    make_gateway_user(config)
+    assert read_users(own.users_file) == {}, "a user that was taken out does not come back"
+
+
+def test_each_worker_of_a_gateway_is_a_process_of_its_own(tmp_path):
+    settings = [f"data_dir={tmp_path}", "gateway.enable=true", "gateway.workers=2"]
+    specs = {one.name: one for one in role_specs(load_cluster(None, settings))}
+    assert [name for name in specs if name.startswith("gateway")] == ["gateway", "gateway-2"]
+    one, two = (
+        load_config(GatewayConfig, tmp_path / "run" / f"{name}.toml")
+        for name in ("gateway", "gateway-2")
+    )
+    assert (one.worker, two.worker, one.own_folder) == (1, 2, tmp_path / "gateway")
+    assert two.own_folder == tmp_path / "gateway" / "worker-2"
+    assert one.store_path_root_dir == two.store_path_root_dir
+    with pytest.raises(ConfigError, match="worker = 3 is more than there are"):
+        load_cluster(None, [*settings, "gateway.worker=3"])
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["gateway.users_file=", "gateway.security.enable=false", "gateway.security.key_file="],
+)
+def test_a_gateway_of_a_secured_cluster_is_never_open(tmp_path, setting):
+    settings = [f"data_dir={tmp_path}", "gateway.enable=true", "security.enable=true", setting]
+    with pytest.raises(ConfigError):
+        load_cluster(None, settings)
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,9 @@ from mqmesh.coordination.etcd.members import Members, addresses_of
 from mqmesh.coordination.etcd.messages import (
     RANGE,
     EtcdAnswer,
+    EtcdKeyValue,
     Header,
     KeyEvent,
-    KeyValue,
     RangeAnswer,
     range_of,
     watch_of,
@@ -288,17 +288,17 @@ def test_what_is_no_session_is_named(session):
 
 def test_the_same_revision_twice_says_how_old_it_is():
     ages = Ages()
-    assert ages.on_read(GROUP, {1: 10, 2: 11}, asked_ms=0, now_ms=5) == {1: 0, 2: 0}
-    assert ages.on_read(GROUP, {1: 10, 2: 20}, asked_ms=1_000, now_ms=1_007) == {1: 995, 2: 0}
-    assert ages.on_read(GROUP, {1: 10, 2: 20}, asked_ms=1_500, now_ms=1_501) == {1: 1_495, 2: 493}
-    assert ages.on_read(GROUP, {2: 20}, asked_ms=1_500, now_ms=1_600) == {2: 493}
+    assert ages.on_read(GROUP, {1: 10, 2: 11}, sent_ms=0, now_ms=5) == {1: 0, 2: 0}
+    assert ages.on_read(GROUP, {1: 10, 2: 20}, sent_ms=1_000, now_ms=1_007) == {1: 995, 2: 0}
+    assert ages.on_read(GROUP, {1: 10, 2: 20}, sent_ms=1_500, now_ms=1_501) == {1: 1_495, 2: 493}
+    assert ages.on_read(GROUP, {2: 20}, sent_ms=1_500, now_ms=1_600) == {2: 493}
 
 
 def test_a_watch_does_not_prove_an_age():
     ages = Ages()
-    ages.on_read(GROUP, {1: 10}, asked_ms=0, now_ms=5)
+    ages.on_read(GROUP, {1: 10}, sent_ms=0, now_ms=5)
     assert ages.on_watch(GROUP, {1: 10}, now_ms=9_000) == {1: 0}
-    assert ages.on_read(GROUP, {1: 10}, asked_ms=9_000, now_ms=9_001) == {1: 8_995}
+    assert ages.on_read(GROUP, {1: 10}, sent_ms=9_000, now_ms=9_001) == {1: 8_995}
     assert ages.on_watch(GROUP, {1: 10}, now_ms=9_100) == {1: 8_995}
     assert ages.on_watch(GROUP, {1: 12}, now_ms=9_200) == {1: 0}
 
@@ -315,14 +315,14 @@ def test_watched_keys_follow_their_events():
     keys = EtcdKeys("c")
     table = WatchedKeys(keys, GROUP)
     said = encode_presence(presence(2))
-    table.replace([KeyValue(keys.session(GROUP, 2), said, 4, 9), KeyValue(b"else", b"", 3)])
-    table.apply([KeyEvent(KeyValue(keys.state(GROUP), encode_state(state()), 5))])
+    table.replace([EtcdKeyValue(keys.session(GROUP, 2), said, 4, 9), EtcdKeyValue(b"else", b"", 3)])
+    table.apply([KeyEvent(EtcdKeyValue(keys.state(GROUP), encode_state(state()), 5))])
     view = table.view({2: 30})
     assert view.record == StateRecord(5, state())
     assert [(one.session, one.age_ms) for one in view.members] == [(session_id(2, 9), 30)]
-    table.apply([KeyEvent(KeyValue(keys.session(GROUP, 2)), "DELETE")])
+    table.apply([KeyEvent(EtcdKeyValue(keys.session(GROUP, 2)), "DELETE")])
     assert table.view({}).members == ()
-    table.apply([KeyEvent(KeyValue(keys.state(GROUP), b"?", 6))])
+    table.apply([KeyEvent(EtcdKeyValue(keys.state(GROUP), b"?", 6))])
     with pytest.raises(RemoteProtocolError, match="no GroupState"):
         table.view({})
 
@@ -393,8 +393,8 @@ def test_what_a_refused_change_says(holder, expected):
         found = type("Part", (), {"response_range": RangeAnswer(kvs=list(kvs))})
         return found()
 
-    old = KeyValue(b"state", encode_state(state(4)), 8)
-    sessions = [KeyValue(b"session", b"", 3, lease) for lease in holder]
+    old = EtcdKeyValue(b"state", encode_state(state(4)), 8)
+    sessions = [EtcdKeyValue(b"session", b"", 3, lease) for lease in holder]
     made, _ = records({"responses": [part(old), part(*sessions)]})
     with pytest.raises(expected) as caught:
         made.change(b"state", b"session", 7, b"new", session_id(1, 5), 0)

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqmesh.errors import RemoteProtocolError
+from mqmesh.protocol.remoting import records
 from mqmesh.protocol.remoting.records import (
     COMPRESSED,
     LZ4,
@@ -93,7 +94,7 @@ def test_properties_come_back():
     assert decode_properties("no pair\x02\x01x\x02") == {}
 
 
-def test_bodies_are_decompressed_within_a_bound():
+def test_bodies_are_decompressed_within_a_bound(monkeypatch):
     body = b"abc" * 1_000
     assert decompress(body, 0, 10) == body, "what is not compressed is not looked at"
     assert decompress(zlib.compress(body), COMPRESSED, 3_000) == body
@@ -103,5 +104,8 @@ def test_bodies_are_decompressed_within_a_bound():
             decompress(data, COMPRESSED | flag, 2_999)
         with pytest.raises(RemoteProtocolError, match="cannot be decompressed"):
             decompress(b"rubbish", COMPRESSED | flag, 10)
+    with pytest.raises(RemoteProtocolError, match="cut off"):
+        decompress(zlib.compress(body)[:-5], COMPRESSED, 3_000)
+    monkeypatch.setattr(records, "lz4_frame", None)
     with pytest.raises(RemoteProtocolError, match="LZ4"):
         decompress(b"x", COMPRESSED | LZ4, 10)

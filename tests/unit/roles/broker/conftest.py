@@ -21,7 +21,7 @@ from mqmesh.roles.broker.config import BrokerConfig, BrokerStoreConfig
 from mqmesh.storage.interface import FlushDiskType, GetResult, GetStatus
 from mqmesh.storage.memory import MemoryStore
 from mqmesh.testing.clock import ManualClock
-from mqmesh.units import CommitLogOffset, QueueOffset
+from mqmesh.units import GIB, CommitLogOffset, QueueOffset
 
 
 class SlowDisk(MemoryStore):
@@ -58,7 +58,11 @@ class Stage:
     def __init__(self, **settings) -> None:
         self.is_kept = settings.pop("is_kept", False)
         flush = settings.pop("flush_disk_type", FlushDiskType.ASYNC_FLUSH)
-        storage = BrokerStoreConfig(backend="memory", flush_disk_type=flush)
+        self.rows = settings.pop("rows", None)
+        segment = settings.pop("segment_bytes", 1 * GIB)
+        storage = BrokerStoreConfig(
+            backend="memory", flush_disk_type=flush, mapped_file_size_commit_log=segment
+        )
         self.config = BrokerConfig(storage=storage, **settings)
         self.clock = ManualClock()
         self.store = SlowDisk(storage, clock=self.clock)
@@ -85,6 +89,7 @@ class Stage:
             epoch=self.epoch,
             leadership=self.leadership,
             index=self.index,
+            rows=self.rows,
         )
         self.features.core.state.write = self._write
         self.dispatch = dispatched(self.features)

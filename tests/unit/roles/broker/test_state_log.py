@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 from pathlib import Path
 
@@ -15,15 +16,21 @@ from mqmesh.message import STATE_TOPIC, Message
 from mqmesh.protocol.route import TopicConfig
 from mqmesh.roles.broker import state_log
 from mqmesh.roles.broker.config import BrokerConfig, BrokerStoreConfig
+from mqmesh.roles.broker.state_log import StateLog
 from mqmesh.roles.broker.state_records import (
     GroupRecord,
     GroupSettings,
+    JoinedRecords,
+    MemberSubscriptions,
     OffsetsRecord,
     OwnersRecord,
+    RecordPart,
+    StateBody,
     decode_state,
+    encode_state,
     in_bodies,
 )
-from mqmesh.storage.interface import BatchToPut, GetStatus
+from mqmesh.storage.interface import BatchToPut, GetStatus, PutResult, PutStatus
 from mqmesh.storage.memory import MemoryStore
 from mqmesh.testing.clock import ManualClock
 from mqmesh.units import KIB
@@ -111,13 +118,31 @@ def test_records_come_back_as_they_were_and_as_they_once_were_written():
     data = golden["STATE_FILE"].read_bytes()
     assert golden["encode_records"]() == data, "a new form needs a new version and a new file"
     found = decode_state(data)
-    assert (found.version, found.snapshot_at, found.records) == (3, 5, golden["STATE"])
+    assert (found.version, found.snapshot_at, found.records) == (6, 5, golden["STATE"])
+
+
+def test_records_of_version_5_have_no_tables():
+    golden = runpy.run_path(str(Path(__file__).parents[3] / "data" / "make_golden.py"))
+    found = decode_state(golden["STATE_FILE_5"].read_bytes())
+    assert (found.version, found.records) == (5, golden["STATE_5"])
+
+
+def test_records_of_version_4_say_nothing_of_queues_that_were_processed():
+    golden = runpy.run_path(str(Path(__file__).parents[3] / "data" / "make_golden.py"))
+    found = decode_state(golden["STATE_FILE_4"].read_bytes())
+    assert (found.version, found.records) == (4, golden["STATE_4"])
+
+
+def test_records_of_version_3_say_nothing_of_what_is_known_of_owners():
+    golden = runpy.run_path(str(Path(__file__).parents[3] / "data" / "make_golden.py"))
+    found = decode_state(golden["STATE_FILE_3"].read_bytes())
+    assert (found.version, found.records) == (3, golden["STATE_3"])
 
 
 def test_records_of_version_2_have_no_owners():
     golden = runpy.run_path(str(Path(__file__).parents[3] / "data" / "make_golden.py"))
     found = decode_state(golden["STATE_FILE_2"].read_bytes())
-    before = [one for one in golden["STATE"] if not isinstance(one, OwnersRecord)]
+    before = [one for one in golden["STATE_3"] if not isinstance(one, OwnersRecord)]
     assert (found.version, found.records) == (2, before)
 
 
@@ -126,20 +151,111 @@ def test_records_of_version_1_have_the_defaults_of_what_came_later():
     found = decode_state(golden["OLD_STATE_FILE"].read_bytes())
     before = [
         GroupRecord("g", GroupSettings(False, False, 3, False)) if one.settings else one
-        for one in golden["STATE"]
+        for one in golden["STATE_3"]
         if isinstance(one, GroupRecord)
     ]
     groups = [one for one in found.records if isinstance(one, GroupRecord)]
     assert (found.version, groups) == (1, before)
 
 
-def test_records_are_divided_by_size_and_one_that_is_larger_goes_alone():
+def test_records_are_divided_by_size_and_one_that_is_larger_into_parts():
     records = [OffsetsRecord("g", f"t{number}", {0: 1}) for number in range(10)]
     bodies = in_bodies(records, 30)
     assert len(bodies) == 5
     assert sum(map(len, bodies)) == 10
-    assert in_bodies(records, 1) == [[one] for body in bodies for one in body]
     assert in_bodies([], 100) == [[]]
+    large = OffsetsRecord("g", "large", dict.fromkeys(range(100), 1))
+    bodies = in_bodies([records[0], large, records[1]], 30)
+    assert max(sum(map(len, body)) for body in bodies) <= 30 + 20
+    assert read(*bodies) == [records[0], large, records[1]]
+    assert read(*bodies[:4], *bodies) == [records[0], records[0], large, records[1]], "a torn end"
+    assert read(*bodies[:2], *bodies[3:])[-1] == records[1]
+    assert set(read(*bodies[:2], *bodies[3:])[1:-1]) == {None}, "a part is missing"
+    broken = RecordPart(0, True, b"\xc1")
+    assert list(JoinedRecords().read(StateBody(4, 0, [broken]))) == [None]
+
+
+def read(*bodies):
+    """What a reader makes of bodies."""
+    joined = JoinedRecords()
+    stored = [decode_state(encode_state(body, 0, 1)) for body in bodies]
+    return [record for body in stored for record in joined.read(body)]
+
+
+class OneTable:
+    """A table of one record.
+
+    Attributes:
+        record: The record; None for none yet.
+        applied: Records that were read.
+    """
+
+    def __init__(self, record=None):
+        self.changed = {} if record is None else {"": None}
+        self.record = record
+        self.applied = []
+
+    def state_keys(self):
+        return [] if self.record is None else [""]
+
+    def records_of(self, key):
+        return [self.record]
+
+    def apply(self, record):
+        self.applied.append(record)
+
+
+def logged(store, table, **options):
+    state = StateLog(store, ManualClock(), config=CONFIG.storage)
+    state.keep(OwnersRecord, table, **options)
+    return state
+
+
+LARGE = OwnersRecord("g", {"a": MemberSubscriptions("", "", [("t", "x" * 3 * SEGMENT, "TAG")])})
+
+
+def test_a_record_that_is_larger_than_a_segment_is_written_and_read(store, monkeypatch):
+    assert logged(store, OneTable(LARGE)).write().error is None
+    table = OneTable()
+    logged(store, table).load()
+    assert table.applied == [LARGE]
+    end = len(store.bodies())
+    assert end == 7, "parts of half a segment"
+    # A follower gets the parts one after the other, and begins in between.
+    bounds = {"return_value": (0, 2)}
+    monkeypatch.setattr(store, "queue_bounds", lambda topic, queue_id: bounds["return_value"])
+    table = OneTable()
+    following = logged(store, table)
+    following.load()
+    for place in range(3, end + 1):
+        assert not table.applied
+        bounds["return_value"] = (0, place)
+        assert following.follow()
+    assert table.applied == [LARGE]
+
+
+def test_what_the_log_does_not_take_is_not_claimed_to_be_done(store, monkeypatch):
+    table = OneTable(LARGE)
+    state = logged(store, table)
+    refused = PutResult(PutStatus.MESSAGE_ILLEGAL, -1, -1, -1, 1)
+    monkeypatch.setattr(store, "put", lambda batches, *_, **__: [refused] * len(batches))
+    state.save()
+    written = state.write()
+    assert re.search(r"MESSAGE_ILLEGAL.*65536 \(storage.mapped_file_size", str(written.error))
+    assert len(written.waiters) == 1
+    assert table.changed, "it is tried again"
+
+
+def test_damage_is_reported_between_the_records_before_and_behind_it(store):
+    table = OneTable(OwnersRecord("before"))
+    state = logged(store, table)
+    for group in ("before", "damaged", "behind"):
+        table.record, table.changed = OwnersRecord(group), {"": None}
+        state.write()
+    store.bad = {1}
+    table = OneTable()
+    logged(store, table, on_damaged=lambda: table.applied.append("damage")).load()
+    assert table.applied == [OwnersRecord("before"), "damage", OwnersRecord("behind")]
 
 
 @pytest.mark.parametrize(
@@ -147,7 +263,7 @@ def test_records_are_divided_by_size_and_one_that_is_larger_goes_alone():
     [
         (b"", "cannot be read"),
         (b"\xc1", "cannot be read"),
-        (msgspec.msgpack.encode([4, 0, []]), "has version 4; this broker reads 1 to 3"),
+        (msgspec.msgpack.encode([7, 0, []]), "has version 7; this broker reads 1 to 6"),
         (msgspec.msgpack.encode([1, -1, []]), "cannot be read"),
         (msgspec.msgpack.encode([1, 0, [[9, "t"]]]), "cannot be read"),
         (msgspec.msgpack.encode([1, 0, [[3, "g", "t", {0: -1}]]]), "cannot be read"),

@@ -138,17 +138,17 @@ def test_each_table_has_its_limit():
 def test_who_watches_is_told_the_keys_that_changed_once():
     one = registry()
     one.watches.watch(PEER, ["b", "a"])
-    assert one.watches.take_news() == {PEER: ["a", "b"]}
+    assert one.watches.take_changes() == {PEER: ["a", "b"]}
     name = begin(one, key="a")
     change(one, 0, key="a")
     change(one, 0, key="c")
-    assert one.watches.take_news() == {PEER: ["a"]}
+    assert one.watches.take_changes() == {PEER: ["a"]}
     one.keep(name, b"p", PEER, 1)
-    assert not one.watches.has_news, "nothing changed by it"
+    assert not one.watches.has_changes, "nothing changed by it"
     one.keep(name, b"other", PEER, 1)
-    assert one.watches.take_news() == {PEER: ["a"]}
+    assert one.watches.take_changes() == {PEER: ["a"]}
     one.apply(KeptChange(ended=(name,)), 2)
-    assert one.watches.take_news() == {PEER: ["a"]}
+    assert one.watches.take_changes() == {PEER: ["a"]}
 
 
 def test_news_go_out_in_the_order_in_which_connections_began_to_watch():
@@ -157,9 +157,9 @@ def test_news_go_out_in_the_order_in_which_connections_began_to_watch():
     peers = [b"peer %d" % number for number in range(20)]
     for peer in peers:
         one.watches.watch(peer, ["a"])
-    one.watches.take_news()
+    one.watches.take_changes()
     change(one, 0, key="a")
-    assert list(one.watches.take_news()) == peers
+    assert list(one.watches.take_changes()) == peers
 
 
 def test_who_is_gone_is_told_nothing_and_takes_no_room():
@@ -168,10 +168,10 @@ def test_who_is_gone_is_told_nothing_and_takes_no_room():
     one.watches.watch(OTHER, ["a"])
     one.watches.forget(PEER)
     change(one, 0, key="a")
-    assert one.watches.take_news() == {OTHER: ["a"]}
+    assert one.watches.take_changes() == {OTHER: ["a"]}
     one.watches.watch(OTHER, [])
     change(one, 1, key="a")
-    assert (one.watches.take_news(), one.watches.count) == ({}, 0)
+    assert (one.watches.take_changes(), one.watches.count) == ({}, 0)
 
 
 def test_a_connection_leaves_the_sessions_that_were_renewed_by_it_last():

@@ -13,7 +13,7 @@ from mqmesh.config import parse_config
 from mqmesh.errors import ConfigError
 from mqmesh.metrics import MetricKind
 from mqmesh.roles.exporter.alarm_board import AlarmBoard, AlarmState
-from mqmesh.roles.exporter.alarm_notes import NO_END, document_of, tell
+from mqmesh.roles.exporter.alarm_notes import NO_END, document_of, notify
 from mqmesh.roles.exporter.alarm_rules import (
     LAG,
     LONGEST_WINDOW_MS,
@@ -129,6 +129,8 @@ TROUBLES = {
     "process-down": gauge("mqmesh_up", 0, 1),
     "disk-filling": gauge("mqmesh_store_disk_used_ratio", 0.86, 0.85),
     "disk-full": gauge("mqmesh_store_disk_full", 1, 0),
+    "carry-heavy": gauge("mqmesh_table_log_ratio", 0.26, 0.25),
+    "table-damaged": gauge("mqmesh_table_unreadable_values", 1, 0),
     "store-not-writable": gauge("mqmesh_store_writable", 0, 1),
     "messages-lost-unread": counter("mqmesh_forced_lost_messages_total", NODE),
     "group-behind": (
@@ -490,7 +492,7 @@ def hook():
 
 def test_a_web_service_is_told(hook):
     url, got, _ = hook
-    tell(NotifyConfig(webhook_url=url), [an_alarm()], T0)
+    notify(NotifyConfig(webhook_url=url), [an_alarm()], T0)
     assert [one["alerts"][0]["labels"]["alertname"] for one in got] == ["disk-full"]
 
 
@@ -498,7 +500,7 @@ def test_a_web_service_is_told(hook):
 def test_a_web_service_that_refuses_is_named_in_the_log(hook, code, caplog):
     url, got, status = hook
     status[0] = code
-    tell(NotifyConfig(webhook_url=url, log=False), [an_alarm()], T0)
+    notify(NotifyConfig(webhook_url=url, log=False), [an_alarm()], T0)
     assert len(got) == 1
     assert f"notify.webhook_url 127.0.0.1:{url.split(':')[2].split('/')[0]}" in caplog.text
 
@@ -507,7 +509,7 @@ def test_a_program_gets_the_alarms(tmp_path):
     path = tmp_path / "told.json"
     script = "import sys; open(sys.argv[1], 'w').write(sys.stdin.read())"
     command = ["python3", "-c", script, str(path)]
-    tell(NotifyConfig(command=command), [an_alarm()], T0)
+    notify(NotifyConfig(command=command), [an_alarm()], T0)
     assert json.loads(path.read_text())["status"] == "firing"
 
 
@@ -515,7 +517,7 @@ def test_a_program_gets_the_alarms(tmp_path):
     ("command", "told"), [(["/nowhere"], "No such file"), (["false"], "ended with code 1")]
 )
 def test_a_program_that_fails_is_named_in_the_log(command, told, caplog):
-    tell(NotifyConfig(command=command, log=False), [an_alarm()], T0)
+    notify(NotifyConfig(command=command, log=False), [an_alarm()], T0)
     assert told in caplog.text
 
 

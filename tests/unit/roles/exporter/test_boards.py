@@ -41,6 +41,8 @@ TROUBLE = {
     "MqmeshExporterDown": {},
     "MqmeshDiskFilling": {"mqmesh_store_disk_used_ratio": "0.9x60"},
     "MqmeshDiskFull": {"mqmesh_store_disk_full": "1x60"},
+    "MqmeshCarryHeavy": {"mqmesh_table_log_ratio": "0.3x60"},
+    "MqmeshTableDamaged": {"mqmesh_table_unreadable_values": "1x60"},
     "MqmeshStoreNotWritable": {"mqmesh_store_writable": "0x60"},
     "MqmeshMessagesLostUnread": {"mqmesh_forced_lost_messages_total": "0+1x60"},
     "MqmeshGroupBehind": {

@@ -80,9 +80,9 @@ def world() -> World:
     return World()
 
 
-def make(world, **settings) -> Collector:
+def make(world, clock=None, **settings) -> Collector:
     config = ExporterConfig(namesrv_addr=["ns:1"], other_addr=["co:1"], **settings)
-    return Collector(config, ManualClock(), lambda: world.beside, connect=world.connect)
+    return Collector(config, clock or ManualClock(), lambda: world.beside, connect=world.connect)
 
 
 def told(collector, name):
@@ -191,11 +191,12 @@ def test_the_names_of_rocketmq_4_can_be_left_out(world):
 
 
 def test_a_broker_that_left_is_down_for_a_while_and_then_forgotten(world):
-    collector = make(world, forget_ms=1_000)
+    clock = ManualClock()
+    collector = make(world, clock, forget_ms=1_000)
     assert len(told(collector, "mqmesh_up")) == 6
     world.brokers = []
     assert told(collector, "mqmesh_up")["broker", "broker-a-r1"] == 0
-    collector._clock.advance(1_001)
+    clock.advance(1_001)
     assert len(told(collector, "mqmesh_up")) == 3
 
 

@@ -1,16 +1,25 @@
 """Messages that a pull left for the next one."""
 
+import pytest
 from harness.batches import encode_flights, stored_batch
 
 from mqmesh.errors import CorruptBatch
 from mqmesh.message import Message
 from mqmesh.protocol.command import Command, decode_header, encode_header
-from mqmesh.protocol.pulling import PullRequest, PullResponse, PullStatus
+from mqmesh.protocol.commands import RequestCode
+from mqmesh.protocol.pulling import (
+    ConsumerOffsets,
+    PullRequest,
+    PullResponse,
+    PullStatus,
+    QueueBoundsResponse,
+)
 from mqmesh.protocol.remoting.codes import RemotingCode, RemotingStatus
 from mqmesh.protocol.remoting.frame import RemotingCommand
 from mqmesh.roles.gateway.consuming import (
     DECODED_BYTES,
     KEPT_MS,
+    MOST_FROM_FIRST,
     Consuming,
     PullCache,
     PulledRun,
@@ -111,7 +120,9 @@ class Pulls:
     def __init__(self, cache_bytes: int = 1 << 20) -> None:
         self.upstream = FakeUpstream()
         members = GatewayMembers(self.upstream, 10)
-        ports = BrokerPorts("127.0.0.1", 20_911, lambda port, name: None, lambda data: None)
+        ports = BrokerPorts(
+            "127.0.0.1", 20_911, lambda port, name: None, lambda change: change(None)
+        )
         ports.serve("broker-a", "DefaultCluster")
         self.cache = PullCache(cache_bytes, self.upstream.loop.clock.monotonic_ms)
         self._consuming = Consuming(self.upstream, members, ports, self.cache)
@@ -127,8 +138,11 @@ class Pulls:
             "sysFlag": "4",
             "subscription": "*",
         }
-        request = RemotingCommand(RemotingCode.PULL_MESSAGE, fields=fields)
-        self._consuming.handlers()[RemotingCode.PULL_MESSAGE](self.session, request)
+        self.post(RemotingCode.PULL_MESSAGE, fields)
+
+    def post(self, code: int, fields: dict[str, str]) -> None:
+        request = RemotingCommand(code, fields=fields)
+        self._consuming.handlers()[code](self.session, request)
 
 
 def batch_of(first: int, *bodies: bytes) -> bytes:
@@ -193,3 +207,31 @@ def test_one_batch_above_the_bound_is_given_nevertheless():
     pulls.pull(0)
     pulls.upstream.give(batch_of(0, *[bytes(DECODED_BYTES // 3)] * 4), 4, 4)
     assert pulls.session.answers[0][0] == RemotingStatus.SUCCESS
+
+
+@pytest.mark.parametrize(
+    ("bounds", "code"),
+    [
+        ((0, MOST_FROM_FIRST), RemotingStatus.SUCCESS),
+        ((0, MOST_FROM_FIRST + 1), RemotingStatus.QUERY_NOT_FOUND),
+        ((1, 2), RemotingStatus.QUERY_NOT_FOUND),
+        ((0, 0), RemotingStatus.QUERY_NOT_FOUND),
+    ],
+)
+def test_a_new_group_begins_with_the_first_message_of_a_short_queue_only(bounds, code):
+    pulls = Pulls()
+    answers = {
+        RequestCode.QUERY_CONSUMER_OFFSET: ConsumerOffsets([]),
+        RequestCode.QUERY_QUEUE_BOUNDS: QueueBoundsResponse(*bounds),
+    }
+
+    def ask(broker_name, code, header, on_done) -> None:
+        header = memoryview(encode_header(answers[code]))
+        on_done(Command(0, 1, 0, header, memoryview(b"")))
+
+    pulls.upstream.ask = ask
+    fields = {"consumerGroup": "g", "topic": "flights", "queueId": "3"}
+    pulls.post(RemotingCode.QUERY_CONSUMER_OFFSET, fields)
+    ((found, offset, _),) = pulls.session.answers
+    assert found == code
+    assert offset == ({"offset": "0"} if code == RemotingStatus.SUCCESS else None)

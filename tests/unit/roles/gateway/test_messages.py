@@ -1,16 +1,20 @@
 """Properties of RocketMQ's messages, and what they are at mqmesh."""
 
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+
 import pytest
 
 from mqmesh.batch.record_batch import decode_messages, encode_batch, read_header
 from mqmesh.errors import InvalidArgument
-from mqmesh.message import Message
+from mqmesh.message import Message, format_message_id
 from mqmesh.message_checks import check_messages
 from mqmesh.protocol.remoting.records import decode_properties
 from mqmesh.roles.gateway.messages import (
     Address,
     log_offset,
     offset_message_id,
+    read_recall_handle,
+    recall_handle,
     split_trace,
     to_message,
     to_record,
@@ -79,7 +83,10 @@ def test_a_delay_that_is_no_number_is_refused():
 
 def test_what_a_client_sent_it_reads_again():
     sent = {"TAGS": "new", "KEYS": "k1 k2", "UNIQ_KEY": "FD01", "to": "FR"}
-    assert properties_of(to_message("orders", b"b", sent, 0, 0)) == sent
+    added = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true", "CLUSTER": ""}
+    assert properties_of(to_message("orders", b"b", sent, 0, 0)) == sent | added
+    del sent["KEYS"]  # the id is a key of mqmesh's, and none of the user's
+    assert properties_of(to_message("orders", b"b", sent, 0, 0)) == sent | added
 
 
 def test_a_message_of_mqmesh_has_its_own_id_and_its_keys():
@@ -127,3 +134,20 @@ def test_a_trace_message_of_one_record_with_too_many_keys_loses_some():
     assert part.keys == tuple(keys[:64])
     huge = to_message("t", b"\x02".join([b"x"] * 20_000), {"KEYS": " ".join(keys)}, 0, 0)
     assert split_trace(huge) == [huge], "it costs too much, and is refused"
+
+
+def test_a_recall_handle_names_the_message_to_client_and_broker():
+    message = to_message("t", b"x", {"UNIQ_KEY": "0A1B", "TIMER_DELIVER_MS": "5000"}, 0, 0)
+    message_id = format_message_id(2**64 - 1, 7)
+    handle = recall_handle("broker-a", message, message_id)
+    fields = urlsafe_b64decode(handle).decode().split(" ")
+    assert fields == ["v1", "t", "broker-a", "5000", "0A1B", message_id]
+    assert read_recall_handle(handle, "t", "broker-a") == ("0A1B", 2**64 - 1, 7)
+
+
+@pytest.mark.parametrize("text", ["v1 t b 0 U", "v2 t b 0 U 0", "v1 u b 0 U 0", "v1 t b 0 U 0", ""])
+def test_another_recall_handle_is_refused(text):
+    with pytest.raises(InvalidArgument):
+        read_recall_handle(urlsafe_b64encode(text.encode()).decode(), "t", "b")
+    with pytest.raises(InvalidArgument):
+        read_recall_handle(text + "\udc80", "t", "b")

@@ -27,6 +27,7 @@ from mqmesh.protocol import admin as words
 from mqmesh.protocol import groups as words_of_groups
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.commands import RequestCode, not_served
+from mqmesh.protocol.gateway import GatewayClients
 from mqmesh.protocol.route import (
     BrokerAddress,
     BrokerData,
@@ -546,6 +547,11 @@ ENDLESS = {
         RequestCode.GET_ALL_CLIENTS,
         words_of_groups.AllClients([], True),
         lambda client: client.clients("broker-a"),
+    ),
+    "clients of a gateway": (
+        RequestCode.GET_GATEWAY_CLIENTS,
+        GatewayClients([], True),
+        lambda client: client.gateway_clients(A),
     ),
     "groups": (
         RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,

@@ -14,6 +14,7 @@ from mqmesh.message import BatchInfo, MessageQueue, StoredMessage
 from mqmesh.metrics import Distribution, Metric, MetricKind, MetricReading, MetricSample, Readings
 from mqmesh.protocol.admin import ConfigEntry, QueueStats, RoleInfo, TopicStats
 from mqmesh.protocol.client_rpc import RunningInfo, RunningQueue
+from mqmesh.protocol.gateway import GatewayClient
 from mqmesh.protocol.groups import (
     ClientInfo,
     ConsumerConnection,
@@ -48,6 +49,7 @@ from mqmesh.sdk.admin.views.clusters import (
     broker_report_view,
     broker_settings_view,
     client_views,
+    gateway_client_views,
     metric_views,
     namesrv_view,
 )
@@ -299,12 +301,15 @@ def test_structs_that_are_arrays_on_the_wire_have_names_in_views():
     assert shown(running_view(info))["queues"][0]["state"] == "full"
     (client,) = client_views([ClientInfo("c", "PYTHON", "1", True, 5, [], ["g"])])
     assert shown(client)["consumer_groups"] == ["g"]
+    java = GatewayClient("c", "shop", "gRPC", "h:1", "JAVA", "5", True, 5, [], ["g"], ["t"], ["b"])
+    (client,) = gateway_client_views("gateway", [java])
+    assert (shown(client)["gateway"], shown(client)["user"]) == ("gateway", "shop")
 
 
 def test_a_move_of_offsets_says_what_comes_again():
     moves = OffsetMoves([OffsetMove("b", OffsetChange("t", 0, 4, 1, 0, 10))], 2, True)
     found = shown(offset_moves_view("g", moves))
-    assert (found["group"], found["dry_run"], found["reread"], found["members_told"]) == (
+    assert (found["group"], found["dry_run"], found["reread"], found["members_notified"]) == (
         "g",
         True,
         3,
@@ -328,6 +333,7 @@ def test_topics_are_sorted_and_have_readers_if_these_were_asked_for():
         "priorities": 0,
         "message_ttl": False,
         "on_expired": "drop",
+        "history": 0,
     }
     topics = shown(topic_views(by_broker))
     assert [one["topic"] for one in topics] == ["s", "t"]

@@ -177,6 +177,21 @@ def test_waiting_for_a_first_route_does_not_hold_up_the_event_loop(world, run, m
     run(main())
 
 
+def test_a_send_waits_for_a_route_as_long_as_it_may_take(world, run, make):
+    async def main() -> None:
+        async with make(send_msg_timeout_ms=600_000) as producer:
+            missing = Message("missing", b"x")
+            for send in (producer.send, producer.request):
+                with pytest.raises(NoRoute):
+                    await send(missing, timeout_ms=20)
+            with pytest.raises(NoRoute):
+                await producer.send_batch([missing], timeout_ms=20)
+            with pytest.raises(InvalidArgument, match="timeout_ms must be an int of 1 to"):
+                await producer.send(missing, timeout_ms=0)
+
+    run(main())
+
+
 def test_sends_that_wait_for_the_first_route_keep_their_order(world, run, make):
     async def main() -> None:
         async with make() as producer:

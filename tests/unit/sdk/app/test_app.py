@@ -12,6 +12,7 @@ import pytest
 import mqmesh.aio
 from mqmesh import App, Reject, StoredMessage
 from mqmesh.errors import InvalidArgument
+from mqmesh.faststream import MQMeshBroker
 from mqmesh.sdk.app.bodies import JSON_CODEC, MSGPACK_CODEC, Codec, decoder_of, encoder_of
 from mqmesh.sdk.app.message_maker import MessageMaker
 from mqmesh.sdk.app.subscriptions import Subscriptions, TypedHandler, TypedSubscription
@@ -243,6 +244,32 @@ def test_a_handler_stays_the_function_it_was():
 
     assert handle(Struct(7)) == 7
     app.close()
+
+
+@pytest.mark.parametrize("wrong", [{"consume_orderly": False}, {"message_model": "BROADCASTING"}])
+def test_a_group_without_progress_in_order_is_not_processed_exactly_once(wrong):
+    app = App("shop")
+
+    @app.publisher("bills")
+    def bill(order: Struct) -> Struct: ...
+
+    for subscriber in (app.subscriber, MQMeshBroker("127.0.0.1:1").subscriber):
+        with pytest.raises(InvalidArgument, match="in order, or one by one"):
+            subscriber("orders", group="billing", exactly_once=True, **wrong)(bill)
+
+
+def test_a_publisher_above_the_subscriber_is_refused():
+    def bill(order: Struct) -> Struct: ...
+
+    async def bill_later(order: Struct) -> Struct: ...
+
+    async def refused():
+        for app, function in ((App("shop"), bill), (mqmesh.aio.App("shop"), bill_later)):
+            app.subscriber("orders", group="billing")(function)
+            with pytest.raises(InvalidArgument, match=r"put @app\.publisher below"):
+                app.publisher("bills")(function)
+
+    asyncio.run(refused())
 
 
 def test_functions_and_coroutine_functions_have_applications_of_their_own():

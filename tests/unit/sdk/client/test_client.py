@@ -33,6 +33,7 @@ from mqmesh.protocol.route import (
     RouteHint,
     TopicRoute,
     TopicRoutes,
+    topic_hash,
 )
 from mqmesh.sdk.client.broker_connections import choose_endpoint
 from mqmesh.sdk.client.client import ClientEngine
@@ -158,7 +159,7 @@ def test_a_hint_makes_a_client_ask_only_for_the_topics_that_changed(world, make)
     assert all(client.engine.routes.route(one) is not None for one in topics)
     namesrv.topics_asked.clear()
     for name in ("t7", "of_others"):
-        namesrv.announce(RouteHint(["a"], [name]))
+        namesrv.announce(RouteHint(["a"], [topic_hash(name)]))
     world.run(10)
     assert namesrv.topics_asked == ["t7"]
 

@@ -16,11 +16,11 @@ class Listener:
 def test_everybody_who_still_lives_is_told(monkeypatch) -> None:
     monkeypatch.setattr(forks, "_listeners", type(forks._listeners)())
     one, two = Listener(), Listener()
-    forks.tell_of_forks(one.on_fork)
-    forks.tell_of_forks(two.on_fork)
-    forks._tell()
+    forks.call_in_forks(one.on_fork)
+    forks.call_in_forks(two.on_fork)
+    forks._call_listeners()
     del two
     gc.collect()
-    forks._tell()
+    forks._call_listeners()
     assert one.told == 2
     assert len(forks._listeners) == 1

@@ -271,3 +271,19 @@ def test_bounds_of_few_queues_are_asked_for_at_a_time(network, offsets):
         network.next()[2](QueueBoundsResponse(3, 9))
     assert most == MOST_CHOICES
     assert found == [(queue, Position(3, False)) for queue in queues]
+
+
+# ---- Where a group stands --------------------------------------------------------------
+
+
+def test_where_a_group_stands_is_known_before_a_commit_is_answered(network, offsets):
+    offsets.claim("broker-a", [A0, A1], lambda found: None)
+    network.next()[2](ConsumerOffsets(entries((0, 4), (1, -1)), 1))
+    assert [offsets.known(queue) for queue in (A0, A1, B0)] == [4, -1, -1]
+    offsets.commit({A0: 6}, lambda error: None)
+    assert offsets.known(A0) == 6, "what is sent behind it comes behind it"
+    offsets.note_processed(A0, 9)
+    offsets.forget_broker("broker-a")
+    assert offsets.known(A0) == 9
+    offsets.forget(A0)
+    assert offsets.known(A0) == -1

@@ -26,7 +26,8 @@ from mqmesh.sdk.consumer.listening.consume_service import ConcurrentService
 from mqmesh.sdk.consumer.listening.consume_work import QueueWork, Waiting
 from mqmesh.sdk.consumer.listening.send_back_queue import SentBack
 from mqmesh.sdk.consumer.pull_consumer import PullConsumer
-from mqmesh.sdk.consumer.push_consumer import PushConsumer, PushSink
+from mqmesh.sdk.consumer.push_consumer import PushConsumer
+from mqmesh.sdk.consumer.push_sink import PushSink
 from mqmesh.units import MIB
 
 

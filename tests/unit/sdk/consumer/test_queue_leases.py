@@ -19,7 +19,10 @@ from mqmesh.sdk.consumer.queue_leases import ASK_AGAIN_MS, TICK_MS, TRUST_MS, Qu
 from mqmesh.testing.clock import ManualClock
 
 A, B = MessageQueue("t", "broker-a", 0), MessageQueue("t", "broker-b", 0)
+C = MessageQueue("t", "broker-a", 1)
 LEASE_MS, RENEW_MS = 60_000, 20_000
+CONFIRMED_MS = 3_000
+"""Lease that copies confirm."""
 
 
 class Case:
@@ -62,11 +65,11 @@ class Case:
         on_done(Command(0, 0, 1, memoryview(header), memoryview(b"")))
         return request
 
-    def acquire(self, queue=A, token=7):
+    def acquire(self, queue=A, token=7, lease_ms=LEASE_MS):
         self.leases.acquire(
             queue.broker_name, [queue], lambda granted, refused: self.acquired.append(granted)
         )
-        self.answer(token)
+        self.answer(token, lease_ms)
         return self.leases.lease(queue)
 
     def run(self, ms):
@@ -168,6 +171,73 @@ def test_an_answer_that_waited_while_the_client_stood_still_proves_nothing(case)
     assert not lease.holds()
     case.run(ASK_AGAIN_MS + TICK_MS)
     case.answer(7)  # asked after the pause
+    assert lease.holds()
+
+
+def test_an_answer_that_is_read_first_after_the_client_stood_still_proves_nothing(case):
+    lease = case.acquire()
+    case.run(RENEW_MS)
+    case.clock.advance(TRUST_MS)
+    case.answer(7)
+    assert not lease.holds()
+
+
+@pytest.mark.parametrize("late_ms", [TRUST_MS, 2 * TRUST_MS, CONFIRMED_MS - TICK_MS])
+def test_a_lease_that_was_lost_holds_again_however_long_copies_took_to_confirm_it(case, late_ms):
+    lease = case.acquire(lease_ms=CONFIRMED_MS)
+    case.run(CONFIRMED_MS)
+    assert not lease.holds()
+    case.answer(EndpointUnreachable("gone"))
+    case.run(TICK_MS)
+    case.run(late_ms)
+    case.answer(7, lease_ms=CONFIRMED_MS)
+    assert lease.holds()
+    case.clock.advance(CONFIRMED_MS - late_ms)
+    assert not lease.holds(), "it counts from when it was asked for"
+
+
+def test_an_answer_that_comes_after_its_lease_proves_nothing(case):
+    lease = case.acquire(lease_ms=CONFIRMED_MS)
+    case.run(CONFIRMED_MS // 3)
+    case.run(CONFIRMED_MS)
+    case.answer(7, lease_ms=CONFIRMED_MS)
+    assert not lease.holds()
+
+
+def test_confirmations_of_a_second_and_more_keep_a_lease(case):
+    lease = case.acquire(lease_ms=CONFIRMED_MS)
+    for _ in range(10):
+        case.run(CONFIRMED_MS // 3)  # asked
+        case.run(1_250)
+        case.answer(7, lease_ms=CONFIRMED_MS)
+        assert lease.holds()
+        assert not case.requests
+
+
+def test_while_a_request_has_no_answer_there_is_no_other(case):
+    lease = case.acquire(lease_ms=CONFIRMED_MS)
+    case.acquire(C, 8, lease_ms=CONFIRMED_MS)
+    case.run(10 * CONFIRMED_MS)
+    assert [request.queues for _, request, _ in case.requests] == [
+        [LockEntry("t", 0, 7), LockEntry("t", 1, 8)]
+    ]
+    case.answer(MQMeshError("no answer in time"))
+    case.run(TICK_MS)
+    assert len(case.requests) == 1
+    case.answer(7, lease_ms=CONFIRMED_MS)
+    assert lease.holds()
+
+
+def test_a_new_connection_does_not_wait_for_answers_of_the_one_before(case):
+    lease = case.acquire(lease_ms=CONFIRMED_MS)
+    case.run(CONFIRMED_MS)
+    case.leases.broker_changed("broker-a", up=False)
+    case.leases.broker_changed("broker-a", up=True)
+    assert len(case.requests) == 2
+    case.answer(EndpointUnreachable("gone"))  # of the former one
+    case.run(CONFIRMED_MS // 3)
+    assert len(case.requests) == 1
+    case.answer(7, lease_ms=CONFIRMED_MS)
     assert lease.holds()
 
 

@@ -95,6 +95,23 @@ def test_a_leaver_moves_only_its_own_queues_and_a_newcomer_its_share(
     assert len(moved) <= -(-queue_count // member_count)
 
 
+class Unread(list):
+    """A list that is not to be read from its beginning to its end."""
+
+    def __iter__(self):
+        raise AssertionError("a look at each member")
+
+
+def test_average_looks_at_the_owners_of_queues_and_not_at_each_member():
+    client_ids = Unread(members(1_000))
+    owners = {queue: client_ids[-1 - number] for number, queue in enumerate(queues(4))}
+    assert Average().allocate("g", client_ids[2], queues(4), client_ids) == queues(4)[2:3]
+    assert Average().reallocate(client_ids[-1], queues(4), client_ids, owners) == queues(1)
+    assert Average().reallocate(client_ids[2], queues(4), client_ids, owners) == []
+    with pytest.raises(ValueError, match="no member"):
+        Average().reallocate("nobody", queues(4), client_ids, owners)
+
+
 def test_average_by_circle_deals_like_cards():
     parts = divided(AverageByCircle(), queues(5), members(2))
     assert [[q.queue_id for q in part] for part in parts] == [[0, 2, 4], [1, 3]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import asynccontextmanager
 from typing import Annotated
 
 import pydantic
@@ -40,6 +41,7 @@ from mqmesh.faststream import (
     TestMQMeshBroker,
 )
 from mqmesh.message import BatchInfo
+from mqmesh.sdk.consumer.outputs import Outputs
 from mqmesh.sdk.faststream.message import parse
 
 
@@ -77,6 +79,47 @@ def test_a_handler_gets_what_was_published_and_its_result_is_published(broker):
     seen = []
     with_broker(broker, run)
     assert seen == ["c-1"]
+
+
+def test_only_what_the_own_broker_publishes_is_an_output_of_its_messages(broker, monkeypatch):
+    other, out, sent, joined = MQMeshBroker("127.0.0.1:2"), Outputs(), [], []
+    subscriber = broker.subscriber("orders", group="billing", exactly_once=True)
+
+    class Sender:
+        async def send(self, message, **options):
+            sent.append(message.topic)
+
+        async def send_batch(self, messages, **options):
+            sent.extend(message.topic for message in messages)
+
+    class Consumer:
+        @asynccontextmanager
+        async def processing(self, messages):
+            yield out
+
+    async def join(subscription):
+        joined.append(subscription)
+
+    async def listen(messages):
+        for one, topic in ((broker, "bills"), (other, "copies")):
+            await one.publish("x", topic)
+            await one.publish_batch("y", topic=topic)
+        return ConsumeResult.SUCCESS
+
+    @subscriber
+    async def bill(order: bytes) -> None: ...
+
+    async def handle_one():
+        await subscriber.start()
+        await joined[0].listener_of(Consumer())([StoredMessage("orders", b"1")])
+
+    monkeypatch.setattr(other.config.producer, "_producer", Sender())
+    broker.config.logger.logger = RealLoggerObject(logging.getLogger("shop"))
+    monkeypatch.setattr(broker.config.consumers, "join", join)
+    monkeypatch.setattr(subscriber, "_listen", listen)
+    asyncio.run(handle_one())
+    assert sent == ["copies", "copies"]
+    assert out.end().topics == {"bills"}
 
 
 def test_mocks_say_what_was_handled_and_published(broker):

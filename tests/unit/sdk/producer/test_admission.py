@@ -350,8 +350,9 @@ def test_nothing_of_python_runs_while_messages_join(way):
         before = len(collections_begun)
         joined.extend(joining)
         after = len(collections_begun)
-        made = [[number] for number in range(10)]  # what is tracked does have it run
-        assert len(made) == 10
+        # What is tracked does have it run, once no freed list can be used again.
+        made = [[number] for number in range(1_000)]
+        assert len(made) == 1_000
     finally:
         gc.set_threshold(*thresholds)
         gc.callbacks.pop()

@@ -67,7 +67,7 @@ def test_what_is_stored_together_ends_together():
     with buffer.lock:
         assert all(map(buffer.end, flight, outcomes))
     for batch in flight:
-        batch.tell()
+        batch.notify()
     assert told == futures
     assert [future.result().queue_offset for future in futures] == [5, 8]
     assert all(future.batch.payload is None for future in futures), "nothing stays with a future"
@@ -83,8 +83,8 @@ def test_a_batch_that_has_an_outcome_keeps_it_and_nobody_is_told_again():
     with buffer.lock:
         assert buffer.end(batch, ClientClosed("closed meanwhile"))
         assert not buffer.end(batch, BatchOutcome(0, 0, 0, 5, 6, 7))
-    batch.tell()
-    batch.tell()
+    batch.notify()
+    batch.notify()
     assert isinstance(future.exception(), ClientClosed)
     assert told == [future]
     assert buffer.pending_bytes == 0

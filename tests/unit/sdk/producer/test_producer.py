@@ -331,6 +331,13 @@ def test_an_impossible_timeout_is_refused(world, timeout_ms):
         producer.send_async(message(), timeout_ms=timeout_ms)
 
 
+@pytest.mark.parametrize("name", ["send", "send_async", "send_oneway"])
+def test_an_unknown_choice_is_refused(world, name):
+    producer = world.producer()
+    with pytest.raises(TypeError, match="time_out_ms"):
+        getattr(producer, name)(message(), time_out_ms=5)
+
+
 @pytest.mark.parametrize(
     "topic", ["%RETRY%g", "%DLQ%g", "TBW102", "SCHEDULE_TOPIC_XXXX", "", "a b"]
 )

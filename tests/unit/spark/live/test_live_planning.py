@@ -171,3 +171,16 @@ def test_places_come_back_from_json_in_one_order():
     text = json.dumps(to_json(places))
     assert text == json.dumps(to_json(dict(reversed(places.items()))))
     assert from_json(json.loads(text), "test") == places
+
+
+@pytest.mark.parametrize("namespace", [None, "shop"])
+def test_a_reader_is_in_the_namespace_of_its_option(namespace, monkeypatch):
+    monkeypatch.setenv("MQMESH_NAMESPACE", "of-the-machine")
+    asked = {"namesrv": "127.0.0.1:9876", "subscribe": "orders"}
+    if namespace:
+        asked["namespace"] = namespace
+    client = read_options(asked, stream=False).client()
+    try:
+        assert client.namespace == (namespace or "of-the-machine")
+    finally:
+        client.close()

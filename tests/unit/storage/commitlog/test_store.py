@@ -295,8 +295,9 @@ class StoreMachine(RuleBasedStateMachine):
 
 TestModel = StoreMachine.TestCase
 TestModel.settings = settings(
-    max_examples=30,
+    max_examples=10,
     stateful_step_count=25,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
+TestModel.pytestmark = [pytest.mark.timeout(180)]

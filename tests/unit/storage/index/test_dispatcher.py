@@ -11,7 +11,7 @@ from harness.indexed_store import IndexedStore
 
 from mqmesh.message import Message
 from mqmesh.storage.index import dispatcher
-from mqmesh.storage.index.dispatcher import BUSY_MS, HURRY_MS, PAUSES
+from mqmesh.storage.index.dispatcher import BUSY_MS, CATCH_UP_MS, PAUSES
 from mqmesh.storage.interface import StoreConfig
 from mqmesh.units import KIB
 
@@ -76,7 +76,7 @@ def test_one_that_grows_fast_is_put_down_as_text_until_it_rests(indexed, pressur
     put_some(indexed, 3 * STEP)
     assert indexed.dispatcher.step(indexed.now_ms) == 0
     assert indexed.dispatcher.stats().texts
-    work(indexed, HURRY_MS + BUSY_MS + 2 * PAUSES * WORK_MS)
+    work(indexed, CATCH_UP_MS + BUSY_MS + 2 * PAUSES * WORK_MS)
     assert indexed.dispatcher.stats().at_rest
     assert not indexed.dispatcher.stats().texts
 

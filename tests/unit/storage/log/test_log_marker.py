@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from mqmesh.errors import CorruptRecord
 from mqmesh.storage.log.control_record import (
     CONTROL_RECORD_SIZE,
+    GROUP_DATA,
     MAX_CONTROL_DATA,
     ControlKind,
     ControlRecord,
@@ -26,6 +27,8 @@ def test_marker_is_these_bytes_for_ever() -> None:
 
 @given(st.sampled_from(ControlKind), st.binary(max_size=MAX_CONTROL_DATA), st.binary(max_size=20))
 def test_marker_comes_back(kind: ControlKind, data: bytes, behind: bytes) -> None:
+    if kind is ControlKind.GROUP:
+        data = data[: GROUP_DATA.size].ljust(GROUP_DATA.size, b"\0")
     encoded = encode_control_record(kind, **NUMBERS, data=data)
     assert len(encoded) == CONTROL_RECORD_SIZE + len(data)
     expected = ControlRecord(1 << 40, len(encoded), kind, 7, 0xDEADBEEF, -5, data)
@@ -42,6 +45,13 @@ def test_every_changed_bit_and_every_cut_is_noticed() -> None:
     for size in range(len(good)):
         with pytest.raises(CorruptRecord):
             decode_control_record(good[:size])
+
+
+@pytest.mark.parametrize("size", [0, 7, 9])
+def test_a_marker_of_a_group_says_its_bytes_and_its_number(size: int) -> None:
+    data = encode_control_record(ControlKind.GROUP, **NUMBERS, data=bytes(size))
+    with pytest.raises(CorruptRecord, match="marker of a group"):
+        decode_control_record(data)
 
 
 @given(st.binary(max_size=200))

@@ -8,6 +8,7 @@ import pytest
 
 from mqmesh.storage.log import mapped_file
 from mqmesh.storage.log.mapped_file import PAGE, MappedFile, ScannedFile
+from mqmesh.units import MIB
 
 SIZE = 64 * PAGE
 
@@ -162,6 +163,35 @@ def test_a_scan_neither_changes_a_file_nor_lets_anybody(path: str) -> None:
     os.close(fd)
     view = scanned.view(0, SIZE)
     assert view is not None and view.readonly
+
+
+def kept_bytes(path: str) -> int:
+    """Return the bytes of a file that are in the memory of this process by a map."""
+    found, is_it = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        words = line.split()
+        if "-" in words[0]:
+            is_it = words[-1] == path
+        elif is_it and words[0] == "Rss:":
+            found += int(words[1]) * 1_024
+    return found
+
+
+def test_a_scan_keeps_two_windows_in_memory_and_older_views_stay_good(path: str) -> None:
+    before, window = bytes(range(256)) * (32 * MIB // 256), MIB
+    Path(path).write_bytes(before)
+    with open(path, "rb") as file:
+        scanned = ScannedFile(file.fileno())
+    views = []
+    # From the middle on, and one back, as where a bad record is searched for.
+    for position in [*range(8 * MIB, 31 * MIB, window - 10), 24 * MIB]:
+        view = scanned.view(position, window)
+        assert view is not None
+        views.append((position, view))
+        # A page of the page cache may have 2 MiB.
+        assert window <= kept_bytes(path) <= 2 * window + 4 * MIB
+    for position, view in views:
+        assert view == before[position : position + window]
 
 
 def test_a_scan_of_a_file_that_is_cut_meanwhile_fails_without_a_signal(path: str) -> None:

@@ -6,10 +6,12 @@ import pytest
 
 from mqmesh.batch.record_batch import Attributes, check_stored
 from mqmesh.errors import DiskFull
-from mqmesh.storage.interface import PutStatus
+from mqmesh.storage.interface import MIN_SEGMENT_BYTES, PutStatus, StoreConfig
 from mqmesh.storage.queues.placement import InARow, Placement
 from mqmesh.storage.queues.producer_states import ProducerStates
 from mqmesh.testing.store_contract import NOW, make_batch
+
+CONFIG = StoreConfig(mapped_file_size_commit_log=MIN_SEGMENT_BYTES)
 
 
 class Queue:
@@ -22,7 +24,7 @@ class Scene:
         self.states = ProducerStates(100)
         self.queues = {("a", 0): Queue(7), ("b", 1): Queue(0)}
         self.placement = Placement(
-            self.states, lambda *key: self.queues[key], store_id=9, max_batch_bytes=1_000
+            self.states, lambda *key: self.queues[key], store_id=9, config=CONFIG
         )
         self.placed: list = []
 
@@ -63,7 +65,7 @@ def test_batches_stand_one_behind_the_other_in_log_and_queue(scene):
 def test_what_is_known_or_too_large_gets_no_place(scene):
     batch = make_batch(["x"], topic="a")
     again = make_batch(["x"], topic="a", attributes=int(Attributes.REDELIVERED))
-    large = make_batch(["x" * 1_000], topic="a", first_sequence=1)
+    large = make_batch(["x" * MIN_SEGMENT_BYTES], topic="a", first_sequence=1)
     other = make_batch(["other"], topic="a")
     results = scene.place(InARow(0), [batch, batch, again, large, other])
     assert [result.status for result in results] == [
@@ -91,3 +93,84 @@ def test_what_finds_no_room_is_not_remembered(scene):
     assert len(scene.placed) == 1 and len(scene.states) == 1
     scene.placement.take_back(scene.placed, 100)
     assert len(scene.states) == 0
+
+
+@pytest.mark.parametrize("most", [1, 2, 100])
+def test_what_was_forgotten_for_what_finds_no_room_is_remembered_again(scene, most):
+    scene.states = ProducerStates(most)
+    scene.placement = Placement(
+        scene.states, lambda *key: scene.queues[key], store_id=9, config=CONFIG
+    )
+    places = InARow(0)
+    old = [make_batch(["x"], topic="a", first_sequence=number) for number in range(6)]
+    scene.place(places, [make_batch(["z"], topic="b", queue_id=1, producer_id=3), *old])
+    before, start = [(key, list(window)) for key, window in scene.states.dump()], places.end
+    for _ in range(3):
+        placed = scene.placed = []
+        more = [make_batch(["y"], topic="a", first_sequence=6 + number) for number in range(7)]
+        other = make_batch(["y"], topic="b", queue_id=1, producer_id=2)
+        scene.place(InARow(start), [*more, other, make_batch(["y"], topic="a", first_sequence=20)])
+        scene.placement.take_back(placed, start)
+    assert [(key, list(window)) for key, window in scene.states.dump()] == before
+    results = scene.place(InARow(start), old[1:])
+    assert [result.status for result in results] == [PutStatus.DUPLICATE] * 5
+
+
+def test_the_largest_batch_fits_a_group_with_a_note_of_it(scene):
+    room = CONFIG.max_batch_bytes - make_batch([""], topic="a").header.total_size - 10
+    large = make_batch(["x" * room], topic="a", group=1)
+    note = make_batch(["x" * 500], topic="b", queue_id=1, group=1)
+    assert CONFIG.max_batch_bytes - large.header.total_size < 20
+    results = scene.place(InARow(0), [note, large])
+    assert [result.status for result in results] == [PutStatus.PUT_OK] * 2
+
+
+def test_a_group_of_a_producer_that_there_is_no_room_for_is_refused_as_a_whole(scene):
+    scene.states = ProducerStates(1, min_age_ms=1_000)
+    scene.placement = Placement(
+        scene.states, lambda *key: scene.queues[key], store_id=9, config=CONFIG
+    )
+    scene.place(InARow(0), [make_batch(["x"], topic="a")])
+    again = int(Attributes.REDELIVERED)
+    group = [
+        make_batch(["y"], topic="b", queue_id=1, attributes=again, group=1),
+        make_batch(["z"], topic="b", queue_id=1, producer_id=2, group=1),
+    ]
+    results = scene.place(InARow(0), group)
+    assert [result.status for result in results] == [PutStatus.TOO_MANY_PRODUCERS] * 2
+    assert len(scene.placed) == 1
+
+
+def test_a_group_makes_no_young_producers_go(scene):
+    scene.states = ProducerStates(2, min_age_ms=1_000)
+    scene.placement = Placement(
+        scene.states, lambda *key: scene.queues[key], store_id=9, config=CONFIG
+    )
+    places = InARow(0)
+    scene.place(places, [make_batch(["x"], topic="a", producer_id=1)])
+    group = [
+        make_batch(["y"], topic="a", producer_id=2, group=1),
+        make_batch(["z"], topic="b", queue_id=1, producer_id=2, group=1),
+    ]
+    results = scene.place(places, group)
+    assert [result.status for result in results] == [PutStatus.TOO_MANY_PRODUCERS] * 2
+    results = scene.placement.place(places, group, NOW + 1_000, 3, [])
+    assert [result.status for result in results] == [PutStatus.PUT_OK] * 2
+
+
+def test_a_group_does_not_make_its_own_producers_go(scene):
+    scene.states = ProducerStates(2)
+    scene.placement = Placement(
+        scene.states, lambda *key: scene.queues[key], store_id=9, config=CONFIG
+    )
+    places = InARow(0)
+    scene.place(places, [make_batch(["x"], topic="a", producer_id=n) for n in (1, 2)])
+    group = [
+        make_batch(["y"], topic="b", queue_id=1, producer_id=3, group=1),
+        make_batch(["y"], topic="a", producer_id=1, first_sequence=1, group=1),
+    ]
+    scene.place(places, group)
+    assert [key for key, _ in scene.states.dump()] == [("b", 1, 3), ("a", 0, 1)]
+    assert scene.place(places, [make_batch(["x"], topic="a", producer_id=1)])[0].status is (
+        PutStatus.DUPLICATE
+    )

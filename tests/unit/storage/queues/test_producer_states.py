@@ -135,7 +135,7 @@ def test_a_failed_write_is_taken_back() -> None:
     states.note("topic", 0, 1, stored(0, 0))
     states.note("topic", 0, 1, stored(1, 1))
     states.note("topic", 0, 2, stored(0, 2))
-    states.forget_from([("topic", 0, 1), ("topic", 0, 2), ("topic", 0, 3)], 100)
+    states.forget_from([("topic", 0, 1), ("topic", 0, 2), ("topic", 0, 3)], 100, [])
     assert find(states, 0) == 0
     assert find(states, 1) is None
     assert len(states) == 1

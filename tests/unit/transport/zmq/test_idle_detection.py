@@ -62,7 +62,7 @@ class Scene:
         self.pings += 1
 
     def hear(self, now_ms: int) -> None:
-        self.came_ms = self.account.heard_ms = now_ms
+        self.came_ms = self.account.last_seen_ms = now_ms
         self.account.take(20)
         if not self.account.watched:
             self.watch.watch(PEER, self.account)

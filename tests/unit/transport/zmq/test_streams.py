@@ -234,7 +234,7 @@ def test_a_stream_that_is_closed_says_its_last_word_and_calls_nobody(loop, pair)
 def test_a_listener_without_descriptors_or_memory_waits_and_goes_on(
     loop, short_tmp_path, monkeypatch, caplog, number
 ):
-    monkeypatch.setattr(streams, "ACCEPT_AGAIN_MS", 1)
+    monkeypatch.setattr(streams, "ACCEPT_AGAIN_MS", 100)
     taken = []
     listener = StreamListener(loop, taken.append)
     listener.bind(f"ipc://{short_tmp_path}/s")

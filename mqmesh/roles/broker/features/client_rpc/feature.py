@@ -9,7 +9,14 @@ from typing import Final
 
 from mqmesh.batch.half_batch import is_half
 from mqmesh.batch.record_batch import Attributes, read_header, read_meta
-from mqmesh.errors import ClientNotOnline, InvalidArgument, MessageIllegal
+from mqmesh.errors import (
+    ClientNotOnline,
+    CorruptRecord,
+    InvalidArgument,
+    MessageIllegal,
+    OffsetOutOfRange,
+)
+from mqmesh.namespaces import is_within
 from mqmesh.protocol.client_rpc import (
     MAX_ANSWER_BYTES,
     AskClient,
@@ -23,7 +30,7 @@ from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.groups import check_client_group
 from mqmesh.protocol.membership import MessageModel
 from mqmesh.protocol.request import Peer, PendingReply, Request
-from mqmesh.roles.broker.core import Core
+from mqmesh.roles.broker.core import Core, no_message_at
 from mqmesh.roles.broker.feature import Feature
 from mqmesh.roles.broker.group_state.consumer_groups import ConsumerGroups
 from mqmesh.roles.broker.open_replies import ReplyTable
@@ -72,9 +79,9 @@ class ClientRpcFeature(Feature):
         late = self._open.expire(MAX_OFFSET)
         self._give_up(late, "had no time to answer: this broker stops, or leads no more")
 
-    def get_running_info(self, request: Request, asked: RunningInfoRequest) -> Reply | None:
+    def get_running_info(self, request: Request, header: RunningInfoRequest) -> Reply | None:
         """Asks a member how it is; the answer comes from it."""
-        self._ask(request, asked.group, asked.client_id, encode_header(asked))
+        self._ask(request, header.group, header.client_id, encode_header(header))
         return None
 
     def consume_directly(self, request: Request, asked: HandToRequest) -> Reply | None:
@@ -83,7 +90,7 @@ class ClientRpcFeature(Feature):
         Raises:
             InvalidArgument: The group broadcasts, or the message waits for something else.
             NoPermission: Its topic does not permit reading.
-            OffsetOutOfRange: There is no message.
+            OffsetIllegal: There is no message, or it is of another namespace.
         """
         group = self._groups.group(check_client_group(asked.group))
         data = group.members.get(asked.client_id)
@@ -91,13 +98,18 @@ class ClientRpcFeature(Feature):
             raise InvalidArgument(
                 f"group {asked.group!r} broadcasts: every member gets every message by itself"
             )
-        batch = self._store.read_at(CommitLogOffset(asked.commitlog_offset))
+        try:
+            batch = self._store.read_at(CommitLogOffset(asked.commitlog_offset))
+        except (CorruptRecord, OffsetOutOfRange) as error:
+            raise no_message_at(asked.commitlog_offset) from error
         header = read_header(batch)
+        topic = read_meta(batch, header).topic
+        if not is_within(request.peer.principal.namespace, topic):
+            raise no_message_at(asked.commitlog_offset)
         if header.attributes & Attributes.HAS_DELAY or is_half(header):
             raise InvalidArgument(
                 "the message waits for its time or its transaction; hand over what came of it"
             )
-        topic = read_meta(batch, header).topic
         self._permit(request.peer, request.command.code, topic)
         self._topics.check_readable(topic)
         self._ask(request, asked.group, asked.client_id, encode_header(asked), batch)

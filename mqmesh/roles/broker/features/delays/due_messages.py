@@ -1,7 +1,7 @@
 """Messages of the schedule topic that are due, cancelled or to be rolled forward.
 
-Deliveries and the record of them are staged together, so they are stored in one write, the
-record last: a crash repeats at most what was being delivered, under the same ids.
+Deliveries and the record of them are stored all or none: no crash repeats or loses one. Of a
+batch that becomes more than a group of the log may have, a crash may repeat the first parts.
 """
 
 import logging
@@ -21,17 +21,27 @@ from mqmesh.batch.delayed_batch import (
 from mqmesh.batch.record_batch import Attributes, encode_batch, read_header
 from mqmesh.batch.redelivery import redeliver
 from mqmesh.batch.schedule_record import Run, ScheduleAction, encode_record
-from mqmesh.errors import CorruptBatch, CorruptRecord, LocalProtocolError, OffsetOutOfRange
+from mqmesh.errors import (
+    CorruptBatch,
+    CorruptRecord,
+    LocalProtocolError,
+    OffsetOutOfRange,
+    SystemBusy,
+)
 from mqmesh.message import RETRY_PREFIX, SCHEDULE_TOPIC, Message
 from mqmesh.protocol.schedule import DueStatus
 from mqmesh.roles.broker.core import Core
 from mqmesh.roles.broker.features.delays.opened_batches import OpenedBatch, OpenedBatches
-from mqmesh.roles.broker.writing.writes import Writes
-from mqmesh.units import MIB
+from mqmesh.roles.broker.writing.writes import Writes, batch_to_put, divided
+from mqmesh.storage.interface import BatchToPut
 
 SLICE_NS: Final = 5_000_000
 """One turn; then others have theirs."""
-SLICE_BYTES: Final = 8 * MIB
+RUN_BYTES: Final = 16
+_LOST: Final = (CorruptBatch, CorruptRecord, LocalProtocolError, OffsetOutOfRange, SystemBusy)
+"""What a run takes in the record of it."""
+RECORD_ROOM: Final = 512
+"""More than the batch of a record takes beside that."""
 
 _log = logging.getLogger(__name__)
 
@@ -41,23 +51,20 @@ class Prepared(msgspec.Struct):
 
     Attributes:
         statuses: ``DueStatus`` of each run looked at.
-        batches: To be stored, the record last; empty when nothing is to be done.
+        groups: To be stored, each all or none, the record last; empty when nothing is to be done.
+            More than one if the batches of one run are too many for a group.
         message_count: Messages that they deliver, cancel or roll forward.
         gone: Messages that cannot be read any more.
     """
 
     statuses: bytearray
-    batches: list[bytes]
+    groups: list[list[BatchToPut]]
     message_count: int = 0
     gone: int = 0
 
 
 class DueMessages:
-    """Batches of messages of the schedule topic that are due, cancelled or to be rolled forward.
-
-    Deliveries and the record of them are staged together, so they are stored in one write, the
-    record last: a crash repeats at most what was being delivered, under the same ids.
-    """
+    """Batches of messages of the schedule topic that are due, cancelled or to be rolled forward."""
 
     def __init__(self, core: Core, writes: Writes, opened: OpenedBatches) -> None:
         self._settings = core.settings
@@ -78,26 +85,28 @@ class DueMessages:
             SystemBusy: A topic is missing, and there are more than a broker may have at all.
         """
         prepared, done = Prepared(bytearray(), []), []
+        batches: list[bytes] = []
+        most_bytes = self._writes.group_bytes - RECORD_ROOM
         opened = self._opened
         now_ms = self._clock.wall_ms()
         until_ns, size = self._clock.monotonic_ns() + SLICE_NS, 0
         for run in runs:
             offset, _, count = run
-            if prepared.statuses and (
-                size >= SLICE_BYTES or self._clock.monotonic_ns() >= until_ns
-            ):
+            if prepared.statuses and self._clock.monotonic_ns() >= until_ns:
                 break
             try:
                 status = DueStatus.DONE
                 if action is not ScheduleAction.CANCEL:
-                    batches = self._batches(opened, action, run, now_ms)
-                    if not batches:
+                    found = self._batches(opened, action, run, now_ms)
+                    if not found:
                         status = DueStatus.NOT_DUE
-                    prepared.batches += batches
-                    size += sum(map(len, batches))
-            except (CorruptBatch, CorruptRecord, LocalProtocolError, OffsetOutOfRange) as error:
-                # For ever: the log does not come back, and no batch may be larger. It must not hold
-                # up the others.
+                    size += RUN_BYTES + sum(map(len, found))
+                    if batches and size > most_bytes:
+                        break
+                    batches += found
+            except _LOST as error:
+                # For ever: the log does not come back, and no batch may be larger. Nor may it hold
+                # up the others where its topic was deleted and there is no room for it again.
                 _log.error("%d delayed messages at %d are lost: %s", count, offset, error)
                 prepared.gone += count
                 status = DueStatus.GONE
@@ -106,7 +115,9 @@ class DueMessages:
                 prepared.message_count += count
                 done.append(run)
         if done:
-            prepared.batches.append(self._record(action, done))
+            groups = list(divided(batches, len, most_bytes)) or [[]]
+            groups[-1].append(self._record(action, done))
+            prepared.groups = [[batch_to_put(one) for one in group] for group in groups]
         return prepared
 
     def _batches(

@@ -15,12 +15,12 @@ from mqmesh.errors import (
     CancelRefused,
     CorruptBatch,
     CorruptRecord,
-    NoPermission,
     OffsetIllegal,
     OffsetOutOfRange,
 )
 from mqmesh.message import SCHEDULE_TOPIC, format_message_id
 from mqmesh.metrics import counter, gauge, text
+from mqmesh.namespaces import is_within
 from mqmesh.protocol.codes import ResponseCode, error_of
 from mqmesh.protocol.command import EMPTY_REPLY, Answer, Reply, encode_header
 from mqmesh.protocol.commands import RequestCode
@@ -96,7 +96,7 @@ class DelaysFeature(Feature):
         """Fail all cancellations."""
         self._fail_cancels(self._schedule.tick(MAX_OFFSET))
 
-    def open_schedule(self, request: Request, asked: OpenScheduleRequest) -> OpenScheduleResponse:
+    def open_schedule(self, request: Request, header: OpenScheduleRequest) -> OpenScheduleResponse:
         """A schedule service begins."""
         stats = self._store.stats()
         session = self._schedule.open(request.peer)
@@ -104,20 +104,20 @@ class DelaysFeature(Feature):
             session, stats.store_id, self._store.epoch(), self._clock.wall_ms()
         )
 
-    def pull_schedule(self, request: Request, asked: PullScheduleRequest) -> PullScheduleResponse:
+    def pull_schedule(self, request: Request, header: PullScheduleRequest) -> PullScheduleResponse:
         """Return new entries of the schedule topic."""
         desk = self._schedule
-        desk.check(asked.session)
-        if asked.caught_up:
-            desk.pending = asked.pending
-            desk.retries.report(asked)
-            lowest = asked.lowest_offset
+        desk.check(header.session)
+        if header.caught_up:
+            desk.pending = header.pending
+            desk.retries.report(header)
+            lowest = header.lowest_offset
             desk.keep_from = desk.known_end if lowest < 0 else min(lowest, desk.known_end)
             self._store.keep_from(HOLDER, CommitLogOffset(desk.keep_from))
         epoch = self._store.epoch()
-        if 0 < asked.epoch < epoch:
-            check_cursors(self._store, asked.cursors, asked.settled, asked.epoch)
-        found = read_schedule(self._store, asked.cursors)
+        if 0 < header.epoch < epoch:
+            check_cursors(self._store, header.cursors, header.settled, header.epoch)
+        found = read_schedule(self._store, header.cursors)
         stats = self._store.stats()
         if not found.more:
             # What is not visible yet was not read either.
@@ -133,21 +133,21 @@ class DelaysFeature(Feature):
             epoch,
         )
 
-    def deliver_due(self, request: Request, asked: DeliverDueRequest) -> Answer | None:
+    def deliver_due(self, request: Request, header: DeliverDueRequest) -> Answer | None:
         """Delivers, cancels or rolls forward; answered once that is stored."""
-        self._schedule.check(asked.session)
+        self._schedule.check(header.session)
         runs = decode_runs(request.command.body)
-        if not 0 < len(runs) <= MAX_RUNS or asked.action not in list(ScheduleAction):
+        if not 0 < len(runs) <= MAX_RUNS or header.action not in list(ScheduleAction):
             raise BrokerError(
-                f"{len(runs)} runs for action {asked.action}; 1 to {MAX_RUNS} are allowed",
+                f"{len(runs)} runs for action {header.action}; 1 to {MAX_RUNS} are allowed",
                 code=ResponseCode.MESSAGE_ILLEGAL,
             )
-        action = ScheduleAction(asked.action)
-        if action is ScheduleAction.CANCEL and not self._may_cancel(asked.ticket, runs):
+        action = ScheduleAction(header.action)
+        if action is ScheduleAction.CANCEL and not self._may_cancel(header.ticket, runs):
             return self._delivered(Prepared(bytearray(), []), -1)
         prepared = self._due.prepare(action, runs)
         self._schedule.gone += prepared.gone
-        if not prepared.batches:
+        if not prepared.groups:
             return self._delivered(prepared, -1)
         pending = request.later()
 
@@ -157,44 +157,41 @@ class DelaysFeature(Feature):
             if refused is not None:
                 error = error_of(refused.code, refused.remark, refused.retry_after_ms)
                 pending.fail(error)
-                canceller = self._schedule.take_cancel(asked.ticket)
+                canceller = self._schedule.take_cancel(header.ticket)
                 if canceller is not None:
                     canceller.pending.fail(error)
                 return
             self._count(action, prepared.message_count)
             pending.done(self._delivered(prepared, outcomes[-1].base_queue_offset))
-            canceller = self._schedule.take_cancel(asked.ticket)
+            canceller = self._schedule.take_cancel(header.ticket)
             if canceller is not None:
                 canceller.pending.done(EMPTY_REPLY)
 
-        self._writes.put_encoded(prepared.batches, on_stored)
+        self._writes.put_groups(prepared.groups, on_stored)
         self._schedule.storing += 1
         self._schedule.timer_changed |= action is ScheduleAction.ROLL
         return None
 
-    def cancel_delayed(self, request: Request, asked: CancelDelayedRequest) -> Reply | None:
+    def cancel_delayed(self, request: Request, header: CancelDelayedRequest) -> Reply | None:
         """Asks the service whether a message still waits; answered once it is cancelled."""
         desk = self._schedule
-        message_id = format_message_id(asked.producer_id, asked.sequence)
+        message_id = format_message_id(header.producer_id, header.sequence)
         deadline_ms = self._clock.monotonic_ms() + CANCEL_TIMEOUT_MS
         ticket = desk.add_cancel(request.later(deadline_ms), message_id)
         assert desk.service is not None
-        news = ScheduleNews(ticket, asked.producer_id, asked.sequence)
+        news = ScheduleNews(ticket, header.producer_id, header.sequence)
         desk.service.notify(RequestCode.NOTIFY_SCHEDULE, encode_header(news))
         return None
 
-    def refuse_cancel(self, request: Request, asked: RefuseCancelRequest) -> Reply:
+    def refuse_cancel(self, request: Request, header: RefuseCancelRequest) -> Reply:
         """The service says why a message cannot be cancelled."""
-        self._schedule.check(asked.session)
-        canceller = self._schedule.take_cancel(asked.ticket)
+        self._schedule.check(header.session)
+        canceller = self._schedule.take_cancel(header.ticket)
         if canceller is not None:
             message_id = canceller.message_id
-            why = _WHY.get(asked.verdict)
+            why = _WHY.get(header.verdict)
             if why is None:
-                error: BrokerError = BrokerError(
-                    f"message {message_id} does not wait here: it is unknown, or not delayed",
-                    code=ResponseCode.QUERY_NOT_FOUND,
-                )
+                error: BrokerError = _does_not_wait(message_id)
             else:
                 error = CancelRefused(f"message {message_id} cannot be cancelled: {why}")
             canceller.pending.fail(error)
@@ -266,8 +263,11 @@ class DelaysFeature(Feature):
         try:
             for offset, _, _ in runs:
                 meta = self._schedule.opened.open(self._store, offset).meta
-                self._permit(canceller.pending.peer, canceller.pending.code, meta.real_topic)
-        except (CorruptBatch, CorruptRecord, NoPermission, OffsetOutOfRange) as error:
+                peer = canceller.pending.peer
+                if not is_within(peer.principal.namespace, meta.real_topic):
+                    raise _does_not_wait(canceller.message_id)
+                self._permit(peer, canceller.pending.code, meta.real_topic)
+        except (BrokerError, CorruptBatch, CorruptRecord, OffsetOutOfRange) as error:
             self._schedule.take_cancel(ticket)
             canceller.pending.fail(error)
             return False
@@ -334,4 +334,11 @@ class DelaysFeature(Feature):
             lambda feature: feature._schedule.gone,
             unit="messages",
         ),
+    )
+
+
+def _does_not_wait(message_id: str) -> BrokerError:
+    return BrokerError(
+        f"message {message_id} does not wait here: it is unknown, or not delayed",
+        code=ResponseCode.QUERY_NOT_FOUND,
     )

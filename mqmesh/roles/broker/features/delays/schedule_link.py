@@ -93,7 +93,7 @@ class ScheduleLink:
         self.timer_changed = True
 
     def check(self, session: int) -> None:
-        """Tells whether a request is of the present session.
+        """Check that a request is of the present session.
 
         Raises:
             BrokerNotAvailable: It is not.

@@ -206,21 +206,20 @@ class LeaseReader:
         """
         if wanted is not None:
             return self._read_filtered(queue, start, most, max_bytes, wanted, verify, expiry)
-        place, read = start, Read(start, start)
+        read = Read(start, start)
         uncut = most - least
         known = None if verify or expiry is not None else self.split.find(queue, start)
-        if known is not None and (most > uncut or most >= known.header.next_queue_offset - start):
+        if known is not None and (least > 0 or most >= known.header.next_queue_offset - start):
             count = min(known.header.next_queue_offset - start, most, MAX_RUN)
             mask = (1 << count) - 1
             read.add(start, mask, *known.cut(start, mask))
-            place = read.end = start + count
-            most -= count
-            if place < known.header.next_queue_offset:
+            read.end = start + count
+            if read.end < known.header.next_queue_offset:
                 return read
-        while most > 0 and read.size < max_bytes:
-            size = min(max_bytes - read.size, most * KIB)
+        while (left := most - read.bits.bit_count()) > 0 and read.size < max_bytes:
+            size = min(max_bytes - read.size, left * KIB)
             try:
-                found = self._store.get(*queue, place, max_bytes=size, verify=verify)
+                found = self._store.get(*queue, read.end, max_bytes=size, verify=verify)
             except CorruptRecord:
                 if not read.bits:
                     raise
@@ -231,28 +230,9 @@ class LeaseReader:
                 break
             for data in found.data:
                 for header, batch in iter_batches(data):
-                    first = max(header.base_queue_offset, place)
-                    if not read.bits:
-                        read.first = first
-                    count = min(
-                        header.next_queue_offset - first, most, read.first + MAX_RUN - first
-                    )
-                    if count <= 0 or (most <= uncut and first + count < header.next_queue_offset):
+                    if not self._add_new(read, queue, header, batch, most, uncut, expiry):
                         return read
-                    mask = (1 << count) - 1
-                    if expiry is not None and has_expired(batch, header, expiry.now_ms):
-                        if not expiry.buries:
-                            place = read.end = header.next_queue_offset
-                            read.expired += place - first
-                            continue
-                        if not read.bits:
-                            return Read(first, first + count, mask, is_expired=True)
-                        return read
-                    read.add(first, mask, *self._pieces(queue, header, batch, first, mask))
-                    place = read.end = first + count
-                    most -= count
-            place = read.end = max(read.end, place)
-            if place < found.next_queue_offset or (read.expired and not read.bits):
+            if read.end < found.next_queue_offset or (read.expired and not read.bits):
                 break
         return read
 
@@ -288,15 +268,15 @@ class LeaseReader:
             CorruptRecord: As ``MessageStore.get``.
         """
         read = Read(first, first)
-        while bits and most > 0 and read.size < max_bytes:
+        is_plain = not verify and wanted is None and expiry is None
+        while bits and (left := most - read.bits.bit_count()) > 0 and read.size < max_bytes:
             place = first + (bits & -bits).bit_length() - 1
-            known = None if verify or expiry is not None else self.split.find(queue, place)
+            known = self.split.find(queue, place) if is_plain else None
             if known is not None:
                 base = max(known.header.base_queue_offset, first)
                 held = (1 << (known.header.next_queue_offset - base)) - 1
-                mask = _lowest(bits >> (base - first) & held, most)
+                mask = _lowest(bits >> (base - first) & held, left)
                 read.add(base, mask, *known.cut(base, mask))
-                most -= mask.bit_count()
                 bits &= ~(mask << (base - first))
                 continue
             try:
@@ -305,45 +285,20 @@ class LeaseReader:
                 if not read.bits:
                     raise
                 break
+            if found.status in (GetStatus.NO_NEW_MESSAGE, GetStatus.OFFSET_OVERFLOW):
+                break  # not to be seen yet
             if found.status is not GetStatus.FOUND or not found.data:
-                behind = found.next_queue_offset if found.next_queue_offset > place else place + 1
-                lost = bits & ((1 << min(behind - first, bits.bit_length())) - 1)
-                if found.status in (GetStatus.NO_NEW_MESSAGE, GetStatus.OFFSET_OVERFLOW):
-                    break  # not to be seen yet
-                read.gone |= lost
-                bits &= ~lost
-                continue
-            header, batch = next(iter_batches(found.data[0]))
-            base = max(header.base_queue_offset, first)
-            before = bits & ((1 << (base - first)) - 1)
-            read.gone |= before
-            bits &= ~before
-            mask = bits >> (base - first) & ((1 << (header.next_queue_offset - base)) - 1)
-            if mask and wanted is not None:
-                # From the first open one on: only so many are judged at a time.
-                judged, fitting = self._sift(header, batch, place, wanted)
-                mask &= judged << (place - base)
-                unwanted = (mask & ~(fitting << (place - base))) << (base - first)
-                assert mask
-                read.gone |= unwanted
-                bits &= ~unwanted
-                mask &= fitting << (place - base)
-            if not mask:
-                continue
-            mask = _lowest(mask, most)
-            if expiry is not None and has_expired(batch, header, expiry.now_ms):
-                if expiry.buries and read.bits:
-                    break
-                if expiry.buries:
-                    read.bits, read.is_expired = mask << (base - first), True
-                    break
-                read.gone |= mask << (base - first)
-                read.expired += mask.bit_count()
-                bits &= ~(mask << (base - first))
-                continue
-            read.add(base, mask, *self._pieces(queue, header, batch, base, mask))
-            most -= mask.bit_count()
-            bits &= ~(mask << (base - first))
+                behind = max(found.next_queue_offset, place + 1)
+                done = bits & ((1 << min(behind - first, bits.bit_length())) - 1)
+                read.gone |= done
+            else:
+                header, batch = next(iter_batches(found.data[0]))
+                done = self._add_again(
+                    read, queue, header, batch, bits, place, left, wanted, expiry
+                )
+            if not done:
+                break
+            bits &= ~done
         return read
 
     def read_keys(
@@ -394,7 +349,7 @@ class LeaseReader:
         for offset in wanted:
             if offset not in known:
                 known = {}
-                with suppress(CorruptRecord):
+                with suppress(CorruptBatch, CorruptRecord):
                     result = self._store.get(*queue, offset, max_bytes=1)
                     if result.status is GetStatus.FOUND:
                         known = dict(self._keys(queue, *next(iter_batches(result.data[0]))))
@@ -436,6 +391,81 @@ class LeaseReader:
         return found
 
     # ---- Helpers ---------------------------------------------------------------------
+
+    def _add_new(
+        self,
+        read: Read,
+        queue: tuple[str, int],
+        header: BatchHeader,
+        batch: memoryview,
+        most: int,
+        uncut: int,
+        expiry: Expiry | None,
+    ) -> bool:
+        """Add messages of the next batch; False if nothing behind them is wanted."""
+        first, end = max(header.base_queue_offset, read.end), header.next_queue_offset
+        if not read.bits:
+            read.first = first
+        left = most - read.bits.bit_count()
+        count = min(end - first, left, read.first + MAX_RUN - first)
+        if count <= 0 or (left <= uncut and first + count < end):
+            return False
+        mask = (1 << count) - 1
+        if expiry is not None and has_expired(batch, header, expiry.now_ms):
+            if not expiry.buries:
+                read.expired += end - first
+                read.end = end
+            elif not read.bits:
+                read.bits, read.end, read.is_expired = mask, first + count, True
+            return not expiry.buries
+        read.add(first, mask, *self._pieces(queue, header, batch, first, mask))
+        read.end = first + count
+        return True
+
+    def _add_again(
+        self,
+        read: Read,
+        queue: tuple[str, int],
+        header: BatchHeader,
+        batch: memoryview,
+        bits: int,
+        place: int,
+        most: int,
+        wanted: PullFilter | None,
+        expiry: Expiry | None,
+    ) -> int:
+        """Add messages of a batch, the first of which is at a place.
+
+        Returns:
+            Messages that were found or are gone, as bits; 0 where none may be added any more.
+        """
+        base = max(header.base_queue_offset, read.first)
+        shift = base - read.first
+        gone = bits & ((1 << shift) - 1)
+        mask = bits >> shift & ((1 << (header.next_queue_offset - base)) - 1)
+        if mask and wanted is not None:
+            # From the first open one on: only so many are judged at a time.
+            judged, fitting = self._sift(header, batch, place, wanted)
+            mask &= judged << (place - base)
+            unwanted = mask & ~(fitting << (place - base))
+            gone |= unwanted << shift
+            mask ^= unwanted
+            assert mask or gone
+        mask = _lowest(mask, most)
+        if mask and expiry is not None and has_expired(batch, header, expiry.now_ms):
+            if expiry.buries and read.bits:
+                return 0
+            if expiry.buries:
+                read.gone |= gone
+                read.bits, read.is_expired = mask << shift, True
+                return 0
+            read.expired += mask.bit_count()
+            gone |= mask << shift
+            mask = 0
+        if mask:
+            read.add(base, mask, *self._pieces(queue, header, batch, base, mask))
+        read.gone |= gone
+        return gone | mask << shift
 
     def _read_filtered(
         self,
@@ -511,7 +541,7 @@ class LeaseReader:
         return judged, fitting
 
     def _open(self, queue: tuple[str, int], header: BatchHeader, batch: memoryview) -> SplitBatch:
-        """Return a batch with its messages told apart.
+        """Return a batch divided into its messages, which are still encoded.
 
         Raises:
             CorruptBatch: It is damaged.
@@ -532,10 +562,11 @@ class LeaseReader:
         self, queue: tuple[str, int], header: BatchHeader, batch: memoryview
     ) -> list[KeyedOffset]:
         """Return the sharding keys of a batch, which members report if it is damaged."""
-        offsets = _offsets_of(header, batch)
+        offsets: Sequence[int] = range(header.base_queue_offset, header.next_queue_offset)
         try:
             if header.attributes & _SPARSE:
                 check_batch(batch)
+                offsets = _offsets_of(header, batch)
                 keys = [one.sharding_key for one in decode_messages(batch, header)]
             else:
                 keys = [_sharding_key(one) for one in self._open(queue, header, batch).messages]

@@ -6,7 +6,7 @@ import msgspec
 
 from mqmesh.errors import SystemBusy
 from mqmesh.protocol.delivery import ReceiveRequest
-from mqmesh.protocol.request import Peer, PendingReply
+from mqmesh.protocol.request import NO_DEADLINE, Peer, PendingReply
 from mqmesh.roles.broker.reading.pull_filter import PullFilter
 from mqmesh.roles.broker.writing.writes import StoredListener
 from mqmesh.storage.interface import BatchToPut, PutResult
@@ -65,6 +65,7 @@ class ReceiveHold:
     Attributes:
         most: Receives that may wait; may be changed.
         stirred: Topics in which there may be something for those that wait.
+        due_ms: Before that no wait ends, monotonic clock.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class ReceiveHold:
     ) -> None:
         self.most = most
         self.stirred: dict[str, None] = {}
+        self.due_ms = NO_DEADLINE
         self._busy_retry_after_ms = busy_retry_after_ms
         self._listeners = listeners
         self._keys_of: dict[str, dict[tuple[str, str], None]] = {}
@@ -96,6 +98,7 @@ class ReceiveHold:
                 retry_after_ms=self._busy_retry_after_ms,
             )
         self._held[held] = None
+        self.due_ms = min(self.due_ms, held.pending.deadline_ms)
         self._of_peer[peer] = self._of_peer.get(peer, 0) + 1
         waiting = self._by_key.get(held.key)
         if waiting is not None:
@@ -159,8 +162,15 @@ class ReceiveHold:
         return [held for held in self._held if held.pending.peer == peer]
 
     def expired(self, now_ms: int) -> list[HeldReceive]:
-        """Return the receives whose deadline has passed; monotonic clock."""
+        """Return the receives whose deadline has passed; ``expect_next`` follows."""
+        if now_ms < self.due_ms:
+            return []  # nearly always
         return [held for held in self._held if held.pending.deadline_ms <= now_ms]
+
+    def expect_next(self) -> None:
+        """Note when a wait ends next."""
+        deadlines = (held.pending.deadline_ms for held in self._held)
+        self.due_ms = min(deadlines, default=NO_DEADLINE)
 
     def all(self) -> list[HeldReceive]:
         """Return all receives that wait."""

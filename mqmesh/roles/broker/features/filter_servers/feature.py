@@ -45,20 +45,22 @@ class FilterServersFeature(Feature):
         """Forget a filter server whose connection broke."""
         self.servers.on_disconnect(peer)
 
-    def register_filter_server(self, request: Request, asked: RegisterFilterServerRequest) -> Reply:
+    def register_filter_server(
+        self, request: Request, header: RegisterFilterServerRequest
+    ) -> Reply:
         """Registers a filter server."""
         now_ms = self._clock.monotonic_ms()
         # Consumers trust the key that it proved, whatever it says.
-        address = msgspec.structs.replace(asked.address, server_key=request.peer.principal.key)
-        asked = msgspec.structs.replace(asked, address=address)
-        if self.servers.on_register(request.peer, asked, now_ms):
-            _log.info("filter server %s registered, at %s", asked.name, asked.address.tcp)
+        address = msgspec.structs.replace(header.address, server_key=request.peer.principal.key)
+        header = msgspec.structs.replace(header, address=address)
+        if self.servers.on_register(request.peer, header, now_ms):
+            _log.info("filter server %s registered, at %s", header.name, header.address.tcp)
         return EMPTY_REPLY
 
-    def get_filter_server(self, request: Request, asked: GetFilterServerRequest) -> Answer:
+    def get_filter_server(self, request: Request, header: GetFilterServerRequest) -> Answer:
         """Returns the filter server on which a consumer's filter shall run."""
-        check_client_group(asked.group)
-        return self.servers.choose(asked.group, self._clock.monotonic_ms())
+        check_client_group(header.group)
+        return self.servers.choose(header.group, self._clock.monotonic_ms())
 
     metrics = (
         gauge(

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
+from mqmesh.namespaces import is_within
 from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.groups import (
     MAX_CLIENTS_PER_ANSWER,
@@ -62,14 +63,18 @@ class ConnectionsFeature(Feature):
 
     def get_all_clients(self, request: Request, query: AllClientsRequest) -> AllClients:
         """Everybody who is registered, in pages."""
-        now_ms = self._clock.monotonic_ms()
-        after = query.after_client_id
-        clients = [one for one in self._groups.clients() if one.heartbeat.client_id > after]
+        namespace = request.peer.principal.namespace or query.namespace
+        now_ms, after = self._clock.monotonic_ms(), query.after_client_id
+        clients = [
+            one
+            for one in self._groups.clients()
+            if one.heartbeat.client_id > after and (not namespace or one.is_of(namespace))
+        ]
         found = [
             ClientInfo(
                 *_connection(one, now_ms),
-                sorted(one.heartbeat.producer_groups),
-                sorted(data.group for data in one.heartbeat.consumers),
+                _within(namespace, one.heartbeat.producer_groups),
+                _within(namespace, (data.group for data in one.heartbeat.consumers)),
             )
             for one in clients[:MAX_CLIENTS_PER_ANSWER]
         ]
@@ -106,6 +111,10 @@ def failures_of(members: Iterable[ConsumerConnection]) -> GroupFailures:
             failed += one.recent_failed
             per_s += one.recent_failed * 1_000 / max(one.recent_ms, 1)
     return GroupFailures(ok + failed, failed, per_s)
+
+
+def _within(namespace: str, groups: Iterable[str]) -> list[str]:
+    return sorted(one for one in groups if is_within(namespace, one))
 
 
 def _connection(client: GroupClient, now_ms: int) -> tuple[str, str, str, bool, int]:

@@ -7,6 +7,7 @@ from typing import Final
 from mqmesh.errors import InvalidArgument
 from mqmesh.message import dlq_topic, retry_topic
 from mqmesh.metrics import gauge
+from mqmesh.namespaces import is_within
 from mqmesh.protocol.command import EMPTY_REPLY, Answer, Reply
 from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.groups import (
@@ -80,33 +81,45 @@ class GroupAdminFeature(Feature):
         """Makes or changes the settings of a group; answered once that is on disk.
 
         Raises:
-            InvalidArgument: Its delivery mode would change, and it has members.
+            InvalidArgument: Its delivery mode would change, and it has members, or messages that
+                are settled would come again.
         """
         self._commit_point.check_room()
-        self._check_delivery(wanted.config)
+        is_other = self._is_other_delivery(wanted.config)
         changed = self._group_table.update(
             wanted.config,
             must_exist=wanted.must_exist,
             must_be_new=wanted.must_be_new,
         )
+        if is_other:
+            self._windows.drop_group(wanted.config.group)
         reply = wanted.config
         if not changed:
             return reply
         self._core.reply_when_saved(request, reply)
         return None
 
-    def _check_delivery(self, config: GroupConfig) -> None:
-        """Check that a group's delivery mode is not changed under its members."""
+    def _is_other_delivery(self, config: GroupConfig) -> bool:
+        """Return whether a group's delivery mode would change, and check that it may."""
         known = self._group_table.get(config.group)
         if known is None or known.delivery == config.delivery:
-            return
+            return False
         group = self._groups.find(config.group)
         if group is not None:
             raise InvalidArgument(
                 f"consumer group {config.group!r} has delivery = {known.delivery}, and "
                 f"{len(group.members)} members, for example {min(group.members)}; stop them first"
             )
-        self._windows.drop_group(config.group)
+        for (_, topic, queue_id), window in self._windows.of_group(config.group).items():
+            settled = window.next_offset - window.floor - window.unsettled
+            if settled:
+                raise InvalidArgument(
+                    f"{settled} messages of queue {queue_id} of {topic!r} are settled behind "
+                    f"others of group {config.group!r} that are not: they would come again with "
+                    f"delivery = {config.delivery}; let members settle the others, or move the "
+                    "group's offset"
+                )
+        return True
 
     def get_groups(self, request: Request, query: GetGroupsRequest) -> GroupSummaries:
         """One group, or all, in pages."""
@@ -114,7 +127,12 @@ class GroupAdminFeature(Feature):
             check_client_group(query.group)
             known = query.group in self._progress.names()
             return GroupSummaries([self._summary(query.group)] if known else [])
-        names = (name for name in self._progress.names() if name > query.after)
+        namespace = request.peer.principal.namespace or query.namespace
+        names = (
+            name
+            for name in self._progress.names()
+            if name > query.after and is_within(namespace, name)
+        )
         page = heapq.nsmallest(MAX_GROUPS_PER_ANSWER + 1, names)
         found: list[GroupSummary] = []
         queues = 0

@@ -1,9 +1,10 @@
 """Locks of ordered consumers, and members that give queues back."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Final
 
-from mqmesh.errors import BrokerNotAvailable, MQMeshError, NotMaster
+from mqmesh.errors import BrokerNotAvailable, MQMeshError, NotMaster, SystemBusy
 from mqmesh.log_identity import first_number
 from mqmesh.protocol.command import EMPTY_REPLY, Reply
 from mqmesh.protocol.commands import RequestCode
@@ -18,7 +19,7 @@ from mqmesh.protocol.membership import (
 from mqmesh.protocol.request import Peer, PendingReply, Request
 from mqmesh.roles.broker.core import Core
 from mqmesh.roles.broker.feature import Feature
-from mqmesh.roles.broker.group_state.consumer_groups import ConsumerGroups
+from mqmesh.roles.broker.group_state.consumer_groups import GROUPS_SETTLE_MS, ConsumerGroups
 from mqmesh.roles.broker.group_state.owner_records import OwnerRecords
 from mqmesh.roles.broker.group_state.queue_locks import QueueLocks
 from mqmesh.roles.broker.topic_state.topic_table import TopicTable
@@ -35,6 +36,9 @@ class LocksFeature(Feature):
     Where copies confirm the log, a lock is granted or renewed once a record behind the request is
     confirmed, and holders rely on it for no longer than the next master keeps it for them. Then
     none of them is at work when that one gives the queue away, whatever it knows of elections.
+
+    Attributes:
+        knows_owners: The log has all owners of the epochs before.
     """
 
     works_at_followers = True
@@ -47,11 +51,16 @@ class LocksFeature(Feature):
         locks: QueueLocks,
         owners: OwnerRecords,
     ) -> None:
+        self.knows_owners = False
+        self._known_at_ms: int | None = None  # when the log has all owners
         self._core = core
         self._clock = core.clock
         self._leadership = core.leadership
         self._owners = owners
-        self._renewals: list[tuple[PendingReply, LockBatchResponse]] = []
+        # Answers that wait for a record that copies confirm, the oldest first; and those of them
+        # that the record is not planned of yet.
+        self._waiting: dict[PendingReply, LockBatchResponse] = {}
+        self._renewals: list[PendingReply] = []
         self._topics = topics
         self._groups = groups
         self._locks = locks
@@ -64,29 +73,49 @@ class LocksFeature(Feature):
         }
 
     def loaded(self) -> None:
-        """Restore members and owners of the epochs before."""
-        if not self._core.knows_owners:
+        """Find out whether the log has all owners of the epochs before."""
+        if self._core.copies_confirm and self._leadership is not None:
+            self.knows_owners = self._owners.known_epoch >= self._leadership.owners_from
+        if not self.knows_owners:
             self._owners.drop()
+
+    def opened(self) -> None:
+        """Restore members and owners of the epochs before, or wait for those who show up."""
+        core, config, now_ms = self._core, self._core.config, self._clock.monotonic_ms()
+        if self.knows_owners:
+            self._owners.restore(
+                first_number(core.epoch),
+                now_ms + max(LEASE_MS, config.client_lost_grace_ms),
+                now_ms + max(LEASE_MS, config.rebalance_lock_lost_grace_ms),
+                now_ms,
+            )
+            self._owners.note_known(core.epoch)
             return
-        began_ms, config = self._core.began_ms, self._core.config
-        self._owners.restore(
-            first_number(self._core.epoch),
-            began_ms + max(LEASE_MS, config.client_lost_grace_ms),
-            began_ms + max(LEASE_MS, config.rebalance_lock_lost_grace_ms),
-            self._clock.monotonic_ms(),
-        )
+        if core.leadership is not None:
+            self._groups.settled_ms = now_ms + GROUPS_SETTLE_MS
+        if core.has_past or core.copies_confirm:
+            least_ms = LEASE_MS if core.copies_confirm else 0
+            settled_ms = now_ms + max(least_ms, config.rebalance_lock_lost_grace_ms)
+            # So long a master that is cut off may not know that it is one no more.
+            self._known_at_ms = settled_ms + (core.lease_ttl_ms if core.leadership else 0)
+            self._locks.wait(settled_ms, self._known_at_ms)
 
     def tick(self, now_ms: int) -> None:
         """Free locks whose lease is over, and have renewals confirmed, all by one record."""
         self._locks.tick(now_ms)
+        if self._known_at_ms is not None and now_ms >= self._known_at_ms:
+            self._known_at_ms = None
+            self._owners.note_known(self._core.epoch)
+        late = [one for one in self._waiting if one.deadline_ms <= now_ms]
+        self._answer(late, BrokerNotAvailable(f"no copy confirmed the locks for {LEASE_MS} ms"))
         if self._renewals:
-            renewals, self._renewals = self._renewals, []
-            self._core.state.save(lambda error: _answer(renewals, error))
+            self._core.state.save(partial(self._answer, self._renewals))
+            self._renewals = []
 
     def stopping(self) -> None:
         """Fail renewals that are not written yet."""
-        renewals, self._renewals = self._renewals, []
-        _answer(renewals, BrokerNotAvailable("the broker stops, or leads no more"))
+        self._answer(self._renewals, BrokerNotAvailable("the broker stops, or leads no more"))
+        self._renewals = []
 
     def client_gone(self, peer: Peer, now_ms: int) -> None:
         """Keep the locks of a lost connection for their grace time only."""
@@ -107,6 +136,7 @@ class LocksFeature(Feature):
         """
         if self._core.copies_confirm:
             self._core.commit_point.check_room()
+            self._check_room()
         elif self._leadership is not None and (loss := self._leadership.loss) is not None:
             raise NotMaster(loss)
         check_client_group(wanted.group)
@@ -128,11 +158,14 @@ class LocksFeature(Feature):
         if not self._core.copies_confirm:
             return LockBatchResponse(self._locks.lease_ms, answers)
         response = LockBatchResponse(min(LEASE_MS, self._locks.lease_ms), answers)
+        # Later it is of no use: the member counts its lease from when it asked.
+        pending = request.later(now_ms + LEASE_MS)
+        self._waiting[pending] = response
         pairs = zip(wanted.queues, answers, strict=True)
         if any(0 < new.token != old.token for old, new in pairs):
-            self._core.reply_when_saved(request, response)
+            self._core.state.save(partial(self._answer, [pending]))
         else:
-            self._renewals.append((request.later(), response))
+            self._renewals.append(pending)
         return None
 
     def unlock_batch_mq(self, request: Request, done: UnlockBatchRequest) -> Reply:
@@ -149,12 +182,21 @@ class LocksFeature(Feature):
         except MQMeshError:
             return False
 
+    def _check_room(self) -> None:
+        config = self._core.config
+        if len(self._waiting) >= config.max_sync_flush_waits:
+            raise SystemBusy(
+                f"{len(self._waiting)} requests for locks wait for the replicas in sync, no more "
+                "may (max_sync_flush_waits)",
+                retry_after_ms=config.busy_retry_after_ms,
+            )
 
-def _answer(
-    renewals: list[tuple[PendingReply, LockBatchResponse]], error: MQMeshError | None
-) -> None:
-    for pending, response in renewals:
-        if error is None:
-            pending.done(response)
-        else:
-            pending.fail(error)
+    def _answer(self, pendings: Iterable[PendingReply], error: MQMeshError | None) -> None:
+        for pending in pendings:
+            response = self._waiting.pop(pending, None)
+            if response is None:
+                continue  # it was given up
+            if error is None:
+                pending.done(response)
+            else:
+                pending.fail(error)

@@ -1,14 +1,14 @@
 """Heartbeats, leaving, and who the members of a group are."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
-from mqmesh.errors import GroupNotFound
+from mqmesh.errors import GroupNotFound, NoPermission
 from mqmesh.metrics import gauge
 from mqmesh.protocol.command import EMPTY_REPLY, Reply, encode_header
 from mqmesh.protocol.commands import RequestCode
-from mqmesh.protocol.delivery import DeliveryMode
 from mqmesh.protocol.groups import check_client_group
 from mqmesh.protocol.membership import (
+    ConsumerData,
     ConsumerIdsChanged,
     ConsumerList,
     ConsumerListRequest,
@@ -17,7 +17,7 @@ from mqmesh.protocol.membership import (
     UnregisterClientRequest,
 )
 from mqmesh.protocol.request import Peer, Request
-from mqmesh.roles.broker.auto_creation import AutoCreation, client_of
+from mqmesh.roles.broker.auto_creation import AutoCreation
 from mqmesh.roles.broker.core import Core
 from mqmesh.roles.broker.feature import Feature
 from mqmesh.roles.broker.group_state.consumer_groups import (
@@ -26,6 +26,7 @@ from mqmesh.roles.broker.group_state.consumer_groups import (
 )
 from mqmesh.roles.broker.group_state.group_table import GroupTable
 from mqmesh.roles.broker.group_state.queue_locks import QueueLocks
+from mqmesh.roles.broker.group_state.used_groups import UsedGroups
 from mqmesh.roles.dispatch import Handler
 
 
@@ -41,6 +42,8 @@ class MembershipFeature(Feature):
         group_table: GroupTable,
         locks: QueueLocks,
         auto_creation: AutoCreation,
+        used: UsedGroups,
+        on_subscriptions: Callable[[ConsumerData], None],
     ) -> None:
         self._clock = core.clock
         self._instance_id = core.instance_id
@@ -48,6 +51,8 @@ class MembershipFeature(Feature):
         self._group_table = group_table
         self._locks = locks
         self._auto_creation = auto_creation
+        self._used = used
+        self._on_subscriptions = on_subscriptions
 
     def commands(self) -> Mapping[RequestCode, Handler]:
         """Implement ``Feature.commands``."""
@@ -74,36 +79,39 @@ class MembershipFeature(Feature):
         """Forget the owners of a group's queues."""
         self._groups.claims.forget_group(group)
 
-    def note_used(self, request: Request, group: str, delivery: str = DeliveryMode.QUEUE) -> None:
-        """A client uses a group: gives it settings if it has none.
+    def heart_beat(self, request: Request, heartbeat: HeartbeatRequest) -> HeartbeatResponse:
+        """A client says that it is there, and what it belongs to.
 
         Raises:
-            NoPermission: The group shares messages in another way than the client.
-            GroupNotFound: Groups get no settings by themselves.
-            SystemBusy: There are too many groups, or this client made too many.
+            NoPermission: A client of another namespace has this id.
         """
-        if not self._group_table.makes(group):
-            self._group_table.note_used(group)
-            self._group_table.check_delivery(group, delivery)
-            return
-        client, now_ms = client_of(request.peer), self._clock.monotonic_ms()
-        self._auto_creation.groups.check(client, now_ms)
-        self._group_table.note_used(group, delivery)
-        self._auto_creation.groups.note(client, now_ms)
-
-    def heart_beat(self, request: Request, heartbeat: HeartbeatRequest) -> HeartbeatResponse:
-        """A client says that it is there, and what it belongs to."""
         check_heartbeat(heartbeat)
+        client_id = heartbeat.client_id
+        if self._groups.is_of_others(client_id, request.peer.principal.namespace):
+            raise NoPermission(
+                f"client id {client_id!r} is that of a client of another namespace; this one needs "
+                "another instance_name"
+            )
         for data in heartbeat.consumers:
-            self.note_used(request, data.group, data.delivery)
+            self._used.note(request, data.group, data.delivery)
         self._groups.on_heartbeat(request.peer, heartbeat, self._clock.monotonic_ms())
-        groups, client_id = self._groups, heartbeat.client_id
+        for data in heartbeat.consumers:
+            self._on_subscriptions(data)
+        groups = self._groups
         return HeartbeatResponse(
             self._instance_id, groups.memberships(client_id), groups.warnings(client_id)
         )
 
     def unregister_client(self, request: Request, leaving: UnregisterClientRequest) -> Reply:
-        """A client leaves all its groups; leaving twice does no harm."""
+        """A client leaves all its groups; leaving twice does no harm.
+
+        Nothing happens if its heartbeats come by another connection: a gateway says so late of one
+        that came back by another gateway. Nor does it for a client of another namespace.
+        """
+        if self._groups.is_of_others(leaving.client_id, request.peer.principal.namespace):
+            return EMPTY_REPLY
+        if self._groups.peer_of(leaving.client_id) not in (None, request.peer):
+            return EMPTY_REPLY
         self._locks.on_leave(leaving.client_id, request.peer)
         self._groups.on_unregister(leaving.client_id)
         return EMPTY_REPLY
@@ -125,7 +133,7 @@ class MembershipFeature(Feature):
         )
 
     def send_notices(self) -> None:
-        """Tells members of changed groups; the end of each tick."""
+        """Notify the members of changed groups; the end of each tick."""
         for notice in self._groups.take_notices():
             config = self._group_table.get(notice.group)
             if config is not None and not config.notify_consumer_ids_changed_enable:

@@ -1,14 +1,21 @@
 """Queue offsets: where queues begin and end, and how far groups have come."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
-from mqmesh.errors import MessageIllegal, MQMeshError, OffsetIllegal
+from mqmesh.errors import (
+    InvalidArgument,
+    MessageIllegal,
+    MQMeshError,
+    OffsetIllegal,
+    StaleGeneration,
+)
 from mqmesh.metrics import counter, gauge
 from mqmesh.protocol.command import EMPTY_REPLY, Reply
 from mqmesh.protocol.commands import RequestCode
-from mqmesh.protocol.groups import check_client_group
+from mqmesh.protocol.groups import check_client_group, check_lasting_group
+from mqmesh.protocol.processing import CommitProcessedRequest
 from mqmesh.protocol.pulling import (
     ConsumerOffsets,
     OffsetResponse,
@@ -26,7 +33,10 @@ from mqmesh.roles.broker.features.groups.forced_losses import losses, sentences
 from mqmesh.roles.broker.group_state.committed_offsets import CommittedOffsets
 from mqmesh.roles.broker.group_state.consumer_groups import ConsumerGroups
 from mqmesh.roles.broker.group_state.moved_offsets import OffsetResets
+from mqmesh.roles.broker.group_state.queue_locks import QueueLocks
 from mqmesh.roles.broker.group_state.queue_ownership import NO_GENERATION
+from mqmesh.roles.broker.group_state.used_groups import UsedGroups
+from mqmesh.roles.broker.state_log import PlannedChange
 from mqmesh.roles.broker.topic_state.topic_retention import shown_bounds
 from mqmesh.roles.broker.topic_state.topic_table import TopicTable
 from mqmesh.roles.dispatch import Handler
@@ -50,8 +60,10 @@ class OffsetsFeature(Feature):
         groups: ConsumerGroups,
         offsets: CommittedOffsets,
         resets: OffsetResets,
-        note_used: Callable[[Request, str], None],
+        locks: QueueLocks,
+        used: UsedGroups,
     ) -> None:
+        self._locks = locks
         self._store = core.store
         self._state = core.state
         self._stats = core.stats
@@ -61,7 +73,7 @@ class OffsetsFeature(Feature):
         self._groups = groups
         self._offsets = offsets
         self._resets = resets
-        self._note_used = note_used
+        self._used = used
 
     def group_deleted(self, group: str) -> None:
         """Forget the offsets of a group."""
@@ -141,8 +153,8 @@ class OffsetsFeature(Feature):
             DiskFull: It is committed in memory, but offsets cannot be saved now.
             MQMeshError: The first refusal, if any.
         """
-        check_client_group(update.group)
-        self._note_used(request, update.group)
+        check_lasting_group(update.group)
+        self._used.note(request, update.group)
         is_member = update.generation != NO_GENERATION
         if is_member:
             self._groups.require_member(update.group, update.client_id, update.generation)
@@ -150,19 +162,20 @@ class OffsetsFeature(Feature):
         for one in update.queues:
             try:
                 self._check_commit(update.group, one)
+                key = (update.group, one.topic, one.queue_id)
+                goes_back = one.queue_offset < self._offsets.query(*key)
                 if is_member:
-                    before = self._offsets.query(update.group, one.topic, one.queue_id)
                     self._groups.claims.commit(
-                        update.group,
-                        one.topic,
-                        one.queue_id,
-                        update.client_id,
-                        update.generation,
-                        goes_back=one.queue_offset < before,
+                        *key, update.client_id, update.generation, goes_back=goes_back
                     )
-                self._offsets.commit(
-                    update.group, one.topic, one.queue_id, QueueOffset(one.queue_offset)
-                )
+                if goes_back and self._offsets.is_processed(*key):
+                    # Of before, from a connection that broke perhaps.
+                    raise OffsetIllegal(
+                        f"outputs of messages of queue {one.queue_id} of topic {one.topic!r} are "
+                        f"stored: group {update.group!r} does not go back before them, to "
+                        f"{one.queue_offset}, unless an administrator moves it"
+                    )
+                self._offsets.commit(*key, QueueOffset(one.queue_offset))
             except MQMeshError as error:
                 refusal = refusal or error
             else:
@@ -172,6 +185,58 @@ class OffsetsFeature(Feature):
         if refusal is not None:
             raise refusal
         return EMPTY_REPLY
+
+    def plan_processed(self, request: Request, wanted: CommitProcessedRequest) -> PlannedChange:
+        """Return the change that commits the offsets of messages of which a member made others.
+
+        Raises:
+            StaleGeneration: It is no member, or has not got a queue's lock; or the group is not
+                where the member knew it to be.
+            InvalidArgument: A queue is named twice, or makes no progress.
+            MQMeshError: As for UPDATE_CONSUMER_OFFSET.
+        """
+        group, topic, member = wanted.group, wanted.topic, wanted.member
+        self._used.note(request, group)
+        generation = self._groups.require_member(group, member).generation
+        if len({one.queue_id for one in wanted.offsets}) < len(wanted.offsets):
+            raise InvalidArgument("a commit has each queue once")
+        offsets: dict[int, QueueOffset] = {}
+        news = 0
+        for one in wanted.offsets:
+            key = (group, topic, one.queue_id)
+            entry = QueueOffsetEntry(topic, one.queue_id, one.queue_offset, one.epoch)
+            self._check_commit(group, entry)
+            self._check_lock(key, member, one.token)
+            self._groups.claims.check_commit(*key, member)
+            before = self._offsets.query(*key)
+            if before >= one.queue_offset > one.known_offset and not wanted.batch_count:
+                continue  # a repeat, for all that is known
+            if before != one.known_offset:
+                raise StaleGeneration(
+                    f"the committed offset of group {group!r} in queue {one.queue_id} of topic "
+                    f"{topic!r} is {before}, not {one.known_offset} (-1 is none): what {member} "
+                    f"made of messages before {one.queue_offset} is not stored"
+                )
+            if one.queue_offset <= before:
+                raise InvalidArgument(
+                    f"a commit of queue {one.queue_id} from {before} to {one.queue_offset} makes "
+                    "no progress"
+                )
+            news += before < 0
+            offsets[one.queue_id] = QueueOffset(one.queue_offset)
+        if news:
+            self._offsets.check_room(news)
+        change = self._offsets.plan_processed(group, topic, offsets)
+
+        def apply() -> None:
+            change.apply()
+            for queue_id in offsets:
+                self._groups.claims.commit(
+                    group, topic, queue_id, member, generation, goes_back=False
+                )
+            self._stats.total.offset_commits += len(offsets)
+
+        return PlannedChange(change.records, apply)
 
     def sample(self) -> None:
         """Log and count messages that groups lost by forced cleaning."""
@@ -208,6 +273,15 @@ class OffsetsFeature(Feature):
         queue_count = self._topics.require(name).queue_count
         if queue_id >= queue_count:
             raise MessageIllegal(f"topic {name!r} has {queue_count} queues, there is no {queue_id}")
+
+    def _check_lock(self, key: tuple[str, str, int], member: str, token: int) -> None:
+        group, topic, queue_id = key
+        lock = self._locks.find(group, (topic, queue_id))
+        if lock is None or lock.client_id != member or lock.token != token:
+            raise StaleGeneration(
+                f"{member} has not the lock of queue {queue_id} of topic {topic!r} under which it "
+                "processed messages (consume_orderly): of what it made of them nothing is stored"
+            )
 
     def _check_commit(self, group: str, one: QueueOffsetEntry) -> None:
         self._check_queue(one.topic, one.queue_id)

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from mqmesh.message import RESERVED_TOPICS, check_topic, dlq_topic, retry_topic
+from mqmesh.namespaces import is_within
 from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.groups import (
     MAX_QUEUES_PER_STATS,
@@ -269,7 +270,9 @@ class GroupProgressFeature(Feature):
     def query_topic_consumers(self, request: Request, asked: TopicConsumersRequest) -> GroupNames:
         """The groups that read a topic: those with offsets in it, and those who subscribe to it."""
         topic = check_topic(asked.topic)
-        return GroupNames(sorted(self._progress.readers(topic)))
+        namespace = request.peer.principal.namespace
+        readers = self._progress.readers(topic)
+        return GroupNames(sorted(one for one in readers if is_within(namespace, one)))
 
     def _queues_of(self, name: str, query: ConsumeStatsRequest) -> Iterator[tuple[str, int]]:
         topics = [query.topic] if query.topic else self._progress.topics_of(name)
@@ -283,11 +286,15 @@ class GroupProgressFeature(Feature):
 
     def get_groups_progress(self, request: Request, query: GroupsProgressRequest) -> GroupsProgress:
         """A page of groups."""
-        names = self._listings.take(query.listing)
+        user = request.peer.principal.name
+        namespace = request.peer.principal.namespace or query.namespace
+        names = self._listings.take(user, query.listing)
         listing, place, after = query.listing, query.place, query.after_topic
         if names is None:
             # Made at the first page, so that no other has to.
             names, listing, place, after = list(self._progress.names()), 0, 0, ""
+        if namespace:
+            names = [one for one in names if is_within(namespace, one)]
         found: list[GroupTopics] = []
         left = QUEUES_PER_PAGE
         while place < len(names) and left > 0:
@@ -295,7 +302,7 @@ class GroupProgressFeature(Feature):
             found.append(part)
             place += not after
         if place < len(names):
-            next_place, listing = place, self._listings.keep(listing, names)
+            next_place, listing = place, self._listings.keep(user, listing, names)
         else:
             next_place = -1
         return GroupsProgress(listing, found, next_place, after, self._clock.wall_ms())

@@ -199,7 +199,7 @@ class ResetsFeature(Feature):
             key = (group, one.topic, one.queue_id)
             is_window = self._windows.find(key) is not None
             self._windows.drop(key)
-            self._offsets.commit(group, one.topic, one.queue_id, QueueOffset(one.new_offset))
+            self._offsets.move(group, one.topic, one.queue_id, QueueOffset(one.new_offset))
             self._resets.note_moved(group, one.topic, one.queue_id)
             self._by_group.forget_queue(group, one.topic, one.queue_id)
             if is_window:

@@ -280,7 +280,7 @@ class PullingFeature(Feature):
         self.fail_all(BrokerNotAvailable(f"broker {self._settings.now.broker_name} is stopping"))
 
     def fail_all(self, error: MQMeshError) -> None:
-        """Tells all who wait that it is in vain, and why."""
+        """Answer all pulls that wait with an error."""
         waiting = self.holds.release_all() + self.held_back.release_all()
         for held in waiting + self.turns.release_all():
             held.pending.fail(error)

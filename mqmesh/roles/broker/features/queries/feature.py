@@ -17,18 +17,18 @@ from mqmesh.errors import (
     MessageIllegal,
     MQMeshError,
     NoPermission,
-    OffsetIllegal,
     RemoteProtocolError,
     UnsupportedCommand,
 )
 from mqmesh.message import parse_message_id
+from mqmesh.namespaces import is_within
 from mqmesh.protocol.admin import QueueEntries, QueueEntriesRequest, QueueEntry
 from mqmesh.protocol.command import Command, Reply
 from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.pulling import ViewMessageRequest
 from mqmesh.protocol.queries import QueryMessageByIdRequest, QueryMessageRequest
 from mqmesh.protocol.request import Request
-from mqmesh.roles.broker.core import Core, only_commitlog
+from mqmesh.roles.broker.core import Core, no_message_at, only_commitlog
 from mqmesh.roles.broker.feature import Feature
 from mqmesh.roles.broker.features.queries.readable_answers import only_readable
 from mqmesh.roles.broker.index.indexer_link import IndexerLink
@@ -78,9 +78,9 @@ class QueriesFeature(Feature):
         self._topics.check_readable(query.topic)
         self._pass_on(request, self._topics.may_read)
 
-    def query_message_by_id(self, request: Request, asked: QueryMessageByIdRequest) -> None:
+    def query_message_by_id(self, request: Request, header: QueryMessageByIdRequest) -> None:
         """Messages with an id."""
-        parse_message_id(asked.message_id)
+        parse_message_id(header.message_id)
         peer, code = request.peer, request.command.code
 
         def may_read(topic: str) -> bool:
@@ -117,18 +117,18 @@ class QueriesFeature(Feature):
 
         Raises:
             NoPermission: Its topic, or the one that its messages wait for, does not permit reading.
-            OffsetIllegal: No batch begins there; a place inside a batch looks like damage.
+            OffsetIllegal: No batch begins there, or one of another namespace; a place inside a
+                batch looks like damage.
         """
         offset = CommitLogOffset(query.commitlog_offset)
         try:
             batch = self._store.read_at(offset)
         except CorruptRecord as error:
             _log.info("a client asked for a batch that is none: %s", error)
-            raise OffsetIllegal(
-                f"no message begins at {offset} of the log, unless it is damaged there (`mqmesh "
-                "store verify` finds them); offset ids come from messages, nobody can make them up"
-            ) from error
+            raise no_message_at(offset) from error
         topics = _topics_of(batch)
+        if not is_within(request.peer.principal.namespace, topics[-1]):
+            raise no_message_at(offset)
         for topic in topics:
             self._permit(request.peer, request.command.code, topic)
         self._topics.check_readable(*topics)

@@ -122,58 +122,58 @@ class ReplicationFeature(Feature):
             self._forget(one)
             self._writes.answer_confirmed()
 
-    def open_replication(self, request: Request, asked: OpenReplicationRequest) -> Reply:
+    def open_replication(self, request: Request, header: OpenReplicationRequest) -> Reply:
         """Answer a follower, which says what it has, with how to go on."""
         if self._settings.now.ha.mode is HaMode.OFF:
             raise InvalidArgument(
                 f'{self._settings.now.broker_name!r} has no replicas (ha.mode = "off"), so that '
                 "nobody gets its log"
             )
-        if asked.broker_name != self._settings.now.broker_name:
+        if header.broker_name != self._settings.now.broker_name:
             raise InvalidArgument(
                 f"this is a replica of {self._settings.now.broker_name!r}, not of "
-                f"{asked.broker_name!r}"
+                f"{header.broker_name!r}"
             )
-        if asked.replica_id == self._settings.now.broker_id:
-            raise InvalidArgument(f"replica {asked.replica_id} is this one itself (broker_id)")
-        version = agreed_version(asked.version)
+        if header.replica_id == self._settings.now.broker_id:
+            raise InvalidArgument(f"replica {header.replica_id} is this one itself (broker_id)")
+        version = agreed_version(header.version)
         store, log, leadership = self._store, replicable(self._store), self._leadership
         if leadership is not None:
-            leadership.check_voter(asked.broker_name, asked.replica_id)
+            leadership.check_voter(header.broker_name, header.replica_id)
             try:
-                leadership.check_promise(asked.replica_id, asked.promised_epoch)
+                leadership.check_promise(header.replica_id, header.promised_epoch)
             except StaleEpoch as error:
                 self.followers.counts.stale_epochs += 1
-                _log.warning("replica %d does not follow: %s", asked.replica_id, error)
+                _log.warning("replica %d does not follow: %s", header.replica_id, error)
                 raise
         ours = log.identity()
-        mode, offset = how_to_go_on(ours, asked.log)
-        member = MemberIncarnation(asked.replica_id, asked.incarnation)
+        mode, offset = how_to_go_on(ours, header.log)
+        member = MemberIncarnation(header.replica_id, header.incarnation)
         if mode is ReplicationMode.STREAM and leadership is not None:
             if had := leadership.lost_by(member, offset):
                 mode, offset = ReplicationMode.RENEW, had
         if mode is ReplicationMode.STREAM:
             now_ms = self._clock.monotonic_ms()
             if leadership is not None:
-                leadership.on_opened(member, offset, asked.synced, now_ms)
+                leadership.on_opened(member, offset, header.synced, now_ms)
             self.followers.open(
                 request.peer,
-                asked.replica_id,
+                header.replica_id,
                 log_end=ours.log_end,
                 offset=offset,
                 now_ms=now_ms,
-                zone=asked.zone,
-                serves_reads=asked.serves_reads,
+                zone=header.zone,
+                serves_reads=header.serves_reads,
             )
-            _log.info("replica %d follows from %d", asked.replica_id, offset)
+            _log.info("replica %d follows from %d", header.replica_id, offset)
         else:
             self.followers.counts.nacks += 1
             _log.warning(
-                "replica %d %s %d, before it follows", asked.replica_id, _DOES[mode], offset
+                "replica %d %s %d, before it follows", header.replica_id, _DOES[mode], offset
             )
         body: Sequence[bytes] = ()
         if mode in (ReplicationMode.STREAM, ReplicationMode.COPY):
-            store.keep_from(HOLDER.format(asked.replica_id), CommitLogOffset(offset))
+            store.keep_from(HOLDER.format(header.replica_id), CommitLogOffset(offset))
         if mode is ReplicationMode.COPY:
             beginning = encode_log_start(log.beginning())
             if len(beginning) > MAX_FRAME_BYTES // 2:
@@ -191,9 +191,9 @@ class ReplicationFeature(Feature):
         """A follower says how far it is: sends that waited for it are answered."""
         now_ms = self._clock.monotonic_ms()
         more = self.followers.acknowledged(request.peer, ack.written, ack.synced, now_ms)
-        leadership = self._leadership
+        one, leadership = self.followers.of(request.peer), self._leadership
+        one.wish = ack.wish
         if leadership is not None:
-            one = self.followers.of(request.peer)
             before = leadership.confirmed()
             leadership.on_ack(one.replica_id, ack.epoch, ack.written, ack.synced, one.sent, now_ms)
             more = leadership.confirmed() > before
@@ -212,7 +212,9 @@ class ReplicationFeature(Feature):
             )
         end, (epoch, confirmed) = log.log_end(), self._terms()
         stop = end if self._leadership is None else min(CommitLogOffset(confirmed), end)
-        chunk = log.read_raw(CommitLogOffset(asked.start), max_bytes=asked.size, stop=stop)
+        chunk = log.read_raw(
+            CommitLogOffset(asked.start), max_bytes=asked.size, stop=stop, whole_groups=False
+        )
         header = ReplicateLog(
             chunk.start, chunk.end, chunk.segment_end, chunk.epoch, end, epoch, confirmed
         )
@@ -282,7 +284,7 @@ class ReplicationFeature(Feature):
             self._leadership.on_gone(one.replica_id)
 
     def tick(self, now_ms: int) -> None:
-        """Tells idle followers that the master lives; keeps the log for those heard lately."""
+        """Send idle followers a sign of life; keep the log for those that were there lately."""
         if self._leadership is not None and self._leadership.is_isolated:
             self._writes.refuse_waiting(NotMaster(ISOLATED))
         if not self.followers.was_used:
@@ -306,7 +308,7 @@ class ReplicationFeature(Feature):
         for one in self.followers.idle(now_ms, SIGN_OF_LIFE_MS, confirmed):
             one.peer.notify(RequestCode.REPLICATE_LOG, header)
 
-    def get_ha_status(self, request: Request, asked: HaStatusRequest) -> Answer:
+    def get_ha_status(self, request: Request, header: HaStatusRequest) -> Answer:
         """Return the status of a master and its replicas, without the part of its membership."""
         return self.ha_status()
 
@@ -326,13 +328,13 @@ class ReplicationFeature(Feature):
             confirmed=0 if leadership is None else leadership.confirmed(),
         )
 
-    def refuse_promotion(self, request: Request, asked: PromoteReplicaRequest) -> Reply:
+    def refuse_promotion(self, request: Request, header: PromoteReplicaRequest) -> Reply:
         """Refuse: this replica is the master already."""
         raise InvalidArgument(
             f"this replica is the master of {self._settings.now.broker_name!r} already"
         )
 
-    def refuse_election(self, request: Request, asked: object) -> Reply:
+    def refuse_election(self, request: Request, header: object) -> Reply:
         """Nobody is elected here."""
         raise InvalidArgument(
             f"the replicas of {self._settings.now.broker_name!r} elect no master (ha.mode = "
@@ -341,7 +343,7 @@ class ReplicationFeature(Feature):
 
     # ---- Metrics ---------------------------------------------------------------------------
 
-    def _last_heard(self) -> dict[int, tuple[int, int]]:
+    def _last_seen(self) -> dict[int, tuple[int, int]]:
         """Return the last report of each replica, also of hung and lost ones, and its time, by id.
 
         Of an elected master's group all replicas are; of another, one that was not heard for as
@@ -351,19 +353,21 @@ class ReplicationFeature(Feature):
         voters = () if leadership is None else leadership.in_sync.state.voters
         if not voters:
             retain_ms = self._settings.now.ha.ha_retain_for_slaves_ms
-            return table.last_heard(since_ms=self._clock.monotonic_ms() - retain_ms)
-        heard, never = table.last_heard(), (0, table.began_ms)
-        return {one: heard.get(one, never) for one in voters if one != self._settings.now.broker_id}
+            return table.last_seen(since_ms=self._clock.monotonic_ms() - retain_ms)
+        last_seen, never = table.last_seen(), (0, table.began_ms)
+        return {
+            one: last_seen.get(one, never) for one in voters if one != self._settings.now.broker_id
+        }
 
     def _lag_bytes(self) -> dict[tuple[str, ...], int]:
-        heard = self._last_heard()
-        end = self._store.stats().max_commitlog_offset if heard else 0
-        return {(str(one),): max(end - written, 0) for one, (written, _) in heard.items()}
+        last_seen = self._last_seen()
+        end = self._store.stats().max_commitlog_offset if last_seen else 0
+        return {(str(one),): max(end - written, 0) for one, (written, _) in last_seen.items()}
 
     def _silent_ms(self) -> dict[tuple[str, ...], int]:
         now_ms = self._clock.monotonic_ms()
-        heard = self._last_heard()
-        return {(str(one),): max(now_ms - heard_ms, 0) for one, (_, heard_ms) in heard.items()}
+        last_seen = self._last_seen()
+        return {(str(one),): max(now_ms - seen_ms, 0) for one, (_, seen_ms) in last_seen.items()}
 
     def _lag_ms(self) -> dict[tuple[str, ...], int]:
         """Since when followers of an elected master lack something, by replica."""

@@ -41,7 +41,7 @@ class LogChecksFeature(Feature):
 
     follower_commands = commands
 
-    def get_epochs(self, request: Request, asked: EpochsRequest) -> LogEpochs:
+    def get_epochs(self, request: Request, header: EpochsRequest) -> LogEpochs:
         """Which epoch of the log begins where."""
         log, leadership = replicable(self._store), self._leadership
         found = log.identity()
@@ -54,23 +54,23 @@ class LogChecksFeature(Feature):
             found.epochs,
         )
 
-    def checksum_log(self, request: Request, asked: ChecksumLogRequest) -> ChecksumLogResponse:
+    def checksum_log(self, request: Request, header: ChecksumLogRequest) -> ChecksumLogResponse:
         """The checksum of at most 1 MiB of the log."""
         log, broker_id = replicable(self._store), self._settings.now.broker_id
-        if asked.store_id != log.identity().store_id:
+        if header.store_id != log.identity().store_id:
             raise InvalidArgument(
                 f"replica {broker_id} has the log {log.identity().store_id:#010x}, not "
-                f"{asked.store_id:#010x}"
+                f"{header.store_id:#010x}"
             )
         try:
             chunk = log.read_raw(
-                CommitLogOffset(asked.start),
-                max_bytes=asked.size,
-                stop=min(CommitLogOffset(asked.stop), log.log_end()),
+                CommitLogOffset(header.start),
+                max_bytes=header.size,
+                stop=min(CommitLogOffset(header.stop), log.log_end()),
             )
         except CorruptRecord as error:
-            return ChecksumLogResponse(broker_id, asked.start, problem=str(error))
+            return ChecksumLogResponse(broker_id, header.start, problem=str(error))
         if not chunk.data:
-            return ChecksumLogResponse(broker_id, asked.start)
+            return ChecksumLogResponse(broker_id, header.start)
         digest = blake2b(chunk.data, digest_size=DIGEST_BYTES).digest()
         return ChecksumLogResponse(broker_id, chunk.end, digest)

@@ -66,11 +66,11 @@ class RequestReplyFeature(Feature):
     def stopping(self) -> None:
         """Give up all replies: acknowledgements will not be taken any more.
 
-        Whoever asked is at the next master soon, and the replier tries there.
+        The client that asked is at the next master soon, and the replier tries there.
         """
         self._give_up(self._open.expire(MAX_OFFSET))
 
-    def send_reply_message(self, request: Request, asked: SendReplyRequest) -> Reply | None:
+    def send_reply_message(self, request: Request, header: SendReplyRequest) -> Reply | None:
         """Pushes a reply to the client that asked; the answer comes with its acknowledgement.
 
         Raises:
@@ -84,28 +84,34 @@ class RequestReplyFeature(Feature):
             raise MessageIllegal(
                 f"a reply of {len(body)} bytes; 1 to {most} are allowed (max_message_size)"
             )
-        client = self._groups.client(asked.client_id)
-        if client is None or client.peer is None or client.lost_at_ms is not None:
+        client = self._groups.client(header.client_id)
+        namespace = request.peer.principal.namespace
+        if (
+            client is None
+            or client.peer is None
+            or client.lost_at_ms is not None
+            or not (namespace == "" or client.is_of(namespace))
+        ):
             self._stats.total.replies_undeliverable += 1
             raise ClientNotOnline(
-                f"client {asked.client_id[:300]!r} is not connected to this broker"
+                f"client {header.client_id[:300]!r} is not connected to this broker"
             )
         deadline_ms = self._clock.monotonic_ms() + ACKNOWLEDGE_TIMEOUT_MS
         token = self._open.open(
             request.later(deadline_ms), client.peer, self._settings.now.max_open_replies
         )
         push = encode_header(
-            PushReply(token, asked.correlation_id, asked.attempt_id, asked.client_id)
+            PushReply(token, header.correlation_id, header.attempt_id, header.client_id)
         )
         self._stats.total.replies_pushed += 1
         client.peer.notify(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, push, body)
         return None
 
-    def acknowledge_reply(self, request: Request, told: AcknowledgeReply) -> Reply:
+    def acknowledge_reply(self, request: Request, header: AcknowledgeReply) -> Reply:
         """The client that asked says what became of a reply; one that is not open is ignored."""
-        waiting = self._open.on_acknowledged(request.peer, told.token)
+        waiting = self._open.on_acknowledged(request.peer, header.token)
         if waiting is not None:
-            waiting.done(SendReplyResponse(told.taken))
+            waiting.done(SendReplyResponse(header.taken))
         return Reply()
 
     def _give_up(self, late: list[PendingReply]) -> None:

@@ -40,7 +40,7 @@ class RetentionFeature(Feature):
         """Answer who waits for a pass."""
         self._answer(self._cleaning.give_up())
 
-    def delete_expired_commitlog(self, request: Request, asked: CleanRequest) -> Reply | None:
+    def delete_expired_commitlog(self, request: Request, header: CleanRequest) -> Reply | None:
         """Begins a pass of retention; answered once it is over.
 
         Raises:
@@ -50,7 +50,7 @@ class RetentionFeature(Feature):
         store = self._store
         if not isinstance(store, RetainingStore):
             raise UnsupportedCommand(only_commitlog(self._settings.now, "retention"))
-        self._cleaning.begin(request.later(), store.retention, dry_run=asked.dry_run)
+        self._cleaning.begin(request.later(), store.retention, dry_run=header.dry_run)
         self.tick(0)
         return None
 

@@ -1,11 +1,10 @@
 """RESEND_DEAD_LETTERS: dead letters get another chance, each once unless it is forced.
 
-The message and the mark that it was resent are one write, and nothing is answered before
-the store has both.
+The message and the mark that it was resent are stored all or none, and nothing is answered
+before the store has both.
 """
 
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Iterable, Mapping
 
 from mqmesh.errors import (
     InvalidArgument,
@@ -22,7 +21,7 @@ from mqmesh.message import (
     retry_topic,
 )
 from mqmesh.metrics import counter
-from mqmesh.protocol.codes import ResponseCode
+from mqmesh.namespaces import namespace_of
 from mqmesh.protocol.command import MAX_REMARK_CHARACTERS
 from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.messaging import BatchOutcome
@@ -38,22 +37,20 @@ from mqmesh.roles.broker.core import Core
 from mqmesh.roles.broker.feature import Feature
 from mqmesh.roles.broker.features.retries.dead_letter_marks import DeadLetterMarks, ResentMark
 from mqmesh.roles.broker.features.retries.retry_plan import moved, without_retries
-from mqmesh.roles.broker.features.retries.send_back import RETRY_QUEUE
+from mqmesh.roles.broker.features.retries.send_back import MARK_BYTES, MARKS_ROOM, RETRY_QUEUE
 from mqmesh.roles.broker.features.retries.stored_batches import StoredBatches
 from mqmesh.roles.broker.topic_state.topic_table import TopicTable
-from mqmesh.roles.broker.writing.writes import Writes, batch_to_put
+from mqmesh.roles.broker.writing.writes import Writes, batch_to_put, divided, refusals
 from mqmesh.roles.dispatch import Handler
 from mqmesh.sdk.producer.queue_selector import queue_index
 from mqmesh.storage.interface import BatchToPut
-
-_OK: Final = int(ResponseCode.SUCCESS)
 
 
 class DeadLettersFeature(Feature):
     """Dead letters get another chance, each once unless it is forced.
 
-    The message and the mark that it was resent are one write, and nothing is answered before
-    the store has both.
+    The message and the mark that it was resent are stored all or none, and nothing is answered
+    before the store has both.
 
     Attributes:
         marks: Dead letters that were resent.
@@ -64,6 +61,7 @@ class DeadLettersFeature(Feature):
         self._store = core.store
         self._permit = core.dispatch.permit
         self._stats = core.stats
+        self._quotas = core.quotas
         self._topics = topics
         self._writes = writes
         self.marks = DeadLetterMarks(core.random)
@@ -164,32 +162,41 @@ class DeadLettersFeature(Feature):
         marks: list[ResentMark],
     ) -> None:
         pending = request.later()
+        places = [at for at, one in enumerate(results) if one.status == ResendStatus.RESENT]
+        groups: list[list[BatchToPut]] = []
 
-        def forget() -> None:
+        def forget(some: Iterable[int]) -> None:
             # Those that were forced had been resent before.
-            fresh = [not one.resent_ms for one in results if one.status == ResendStatus.RESENT]
-            marks_of = self.marks
-            marks_of.remove(mark for mark, is_new in zip(marks, fresh, strict=True) if is_new)
+            self.marks.remove(marks[at] for at in some if not results[places[at]].resent_ms)
 
         def stored(outcomes: list[BatchOutcome]) -> None:
-            refused = next((one for one in outcomes if one.code != _OK), None)
-            if refused is None:
-                self._stats.total.resent_dead_letters += len(batches)
-                self.marks.add(marks)
-                pending.done(ResendResponse(results))
-                return
-            # One write: the store took all of it or nothing.
-            forget()
-            failed = ResendResult(int(ResendStatus.REFUSED), 0, refused.remark)
-            now = [failed if one.status == ResendStatus.RESENT else one for one in results]
-            pending.done(ResendResponse(now))
+            behind = 0
+            for group, refused in zip(groups, refusals(outcomes, map(len, groups)), strict=True):
+                some = range(behind, behind + len(group) - 1)
+                behind = some.stop
+                if refused is None:
+                    self._stats.total.resent_dead_letters += len(some)
+                    size = sum(batch.header.total_size for batch in group)
+                    self._quotas.note_stored(namespace_of(marks[0].group), len(some), size)
+                    self.marks.add(marks[at] for at in some)
+                    continue
+                forget(some)
+                for at in some:
+                    failed = ResendResult(int(ResendStatus.REFUSED), 0, refused.remark)
+                    results[places[at]] = failed
+            pending.done(ResendResponse(results))
 
         try:
             self._writes.ensure_topic(DEAD_LETTER_MARKS_TOPIC)
-            mark = self.marks.encode(marks, self._clock.wall_ms())
-            self._writes.put([*batches, batch_to_put(mark)], stored)
+            now_ms = self._clock.wall_ms()
+            pairs = zip(batches, marks, strict=True)
+            most_bytes = self._writes.group_bytes - MARKS_ROOM
+            for part in divided(pairs, _size_of, most_bytes):
+                mark = self.marks.encode([mark for _, mark in part], now_ms)
+                groups.append([*(batch for batch, _ in part), batch_to_put(mark)])
+            self._writes.put_groups(groups, stored)
         except MQMeshError:
-            forget()
+            forget(range(len(marks)))
             raise
 
     metrics = (
@@ -200,6 +207,10 @@ class DeadLettersFeature(Feature):
             unit="messages",
         ),
     )
+
+
+def _size_of(resent: tuple[BatchToPut, ResentMark]) -> int:
+    return MARK_BYTES + resent[0].header.total_size
 
 
 def _remark(error: MQMeshError) -> str:

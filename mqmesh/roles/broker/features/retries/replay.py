@@ -6,6 +6,7 @@ from typing import Final
 from mqmesh.errors import GroupNotFound, InvalidArgument
 from mqmesh.message import check_topic, retry_topic
 from mqmesh.metrics import counter
+from mqmesh.namespaces import namespace_of
 from mqmesh.protocol.codes import ResponseCode, error_of
 from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.groups import check_client_group
@@ -23,10 +24,6 @@ from mqmesh.roles.broker.topic_state.topic_table import TopicTable
 from mqmesh.roles.broker.writing.writes import Writes
 from mqmesh.roles.dispatch import Handler
 from mqmesh.storage.interface import BatchToPut
-from mqmesh.units import MIB
-
-MAX_WRITE_BYTES: Final = 4 * MIB
-"""Copied by one request; at least one batch, whatever its size."""
 
 _OK: Final = int(ResponseCode.SUCCESS)
 
@@ -43,6 +40,7 @@ class ReplayFeature(Feature):
         writes: Writes,
     ) -> None:
         self._store = core.store
+        self._quotas = core.quotas
         self._topics = topics
         self._groups = groups
         self._group_table = group_table
@@ -68,6 +66,8 @@ class ReplayFeature(Feature):
                 pending.fail(error_of(refused.code, refused.remark))
                 return
             self._copied += count
+            size = sum(batch.header.total_size for batch in batches)
+            self._quotas.note_stored(namespace_of(topic), count, size)
             pending.done(ReplayResponse(count))
 
         self._writes.put(batches, stored)
@@ -90,7 +90,7 @@ class ReplayFeature(Feature):
     def _batches(
         self, wanted: ReplayRequest, topic: str, queue_id: int
     ) -> tuple[list[BatchToPut], int]:
-        """Return what is written, and how many messages of the request that is."""
+        """Return what is written, all or none, and how many messages of the request that is."""
         found = StoredBatches(self._store)
         batches: list[BatchToPut] = []
         count = size = 0
@@ -108,7 +108,7 @@ class ReplayFeature(Feature):
                 copies = [without_retries(message, {}) for message in part]
                 copy = moved(part[0], copies, topic, queue_id)
                 size += copy.header.total_size
-                if batches and size > MAX_WRITE_BYTES:
+                if batches and size > self._writes.group_bytes:
                     return batches, count
                 batches.append(copy)
                 count += len(part)

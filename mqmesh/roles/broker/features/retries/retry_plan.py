@@ -5,9 +5,8 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from mqmesh.batch.delayed_batch import DelayedMeta, ExpiringMeta, pack_due_times
-from mqmesh.batch.payload import encode_payload
+from mqmesh.batch.payload import COMPRESS_OVER_BYTES, encode_payload
 from mqmesh.batch.record_batch import Attributes, batch_parts, read_header
-from mqmesh.batch.redelivery import COMPRESS_OVER_BYTES
 from mqmesh.message import (
     PROPERTY_DLQ_ORIGIN_TOPIC,
     PROPERTY_LAST_FAILURE,

@@ -2,7 +2,7 @@
 
 Nothing is answered before the store has what was to be written, so a consumer may take
 its message for done then. What was sent back from one place is not sent back from there again,
-by any consumer: the retries and the marks of them are one write.
+by any consumer: the retries and their marks are stored all or none.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -14,12 +14,13 @@ from mqmesh.batch.delayed_batch import expires_ms
 from mqmesh.batch.record_batch import BatchHeader, read_header
 from mqmesh.batch.redelivery import redeliver
 from mqmesh.errors import BrokerNotAvailable, LocalProtocolError, MQMeshError
-from mqmesh.message import SENT_BACK_TOPIC, check_group, dlq_topic, retry_topic
+from mqmesh.message import SENT_BACK_TOPIC, dlq_topic, retry_topic
 from mqmesh.metrics import counter
+from mqmesh.namespaces import namespace_of
 from mqmesh.protocol.codes import ResponseCode, code_of, error_of
 from mqmesh.protocol.command import MAX_REMARK_CHARACTERS, Reply
 from mqmesh.protocol.commands import RequestCode
-from mqmesh.protocol.groups import GroupConfig
+from mqmesh.protocol.groups import GroupConfig, check_lasting_group
 from mqmesh.protocol.messaging import BatchOutcome
 from mqmesh.protocol.policies import DROP, KEEP, parse_retry_delays
 from mqmesh.protocol.request import Request
@@ -42,57 +43,63 @@ from mqmesh.roles.broker.features.retries.sent_back_marks import (
 )
 from mqmesh.roles.broker.features.retries.stored_batches import BatchInStore, StoredBatches
 from mqmesh.roles.broker.group_state.committed_offsets import CommittedOffsets
-from mqmesh.roles.broker.group_state.consumer_groups import ConsumerGroups
 from mqmesh.roles.broker.group_state.group_table import GroupTable
+from mqmesh.roles.broker.group_state.used_groups import UsedGroups
+from mqmesh.roles.broker.state_log import PlannedChange
 from mqmesh.roles.broker.topic_state.topic_table import TopicTable
-from mqmesh.roles.broker.writing.writes import Writes, batch_to_put
+from mqmesh.roles.broker.writing.writes import Writes, batch_to_put, divided, refusals
 from mqmesh.roles.dispatch import Handler
 from mqmesh.storage.interface import BatchToPut, GetStatus
 
 RETRY_QUEUE: Final = 0
 """Dead-letter topics have one queue on each broker; so have retry topics, but for a queue for each
 priority of the topics that messages with priorities are sent back from."""
-MARKS_A_BATCH: Final = 10_000
+MARK_BYTES: Final = 1_280
+"""More than a mark takes, and a state record of messages that are settled by it: a group never has
+more of them than a batch may."""
+MARKS_ROOM: Final = 512
+"""More than a batch of marks takes beside them."""
 
 _OK: Final = int(ResponseCode.SUCCESS)
+
+
+class _Retry(msgspec.Struct, frozen=True):
+    """Batch to be stored, a retry or a dead letter.
+
+    Attributes:
+        index: Of the entry that it is of.
+        first: Queue offset of the first message that it is of.
+        mark: Its mark.
+        batch: The batch.
+    """
+
+    index: int
+    first: int
+    mark: SentBackMark
+    batch: BatchToPut
 
 
 class _Gathering:
     """Writes of a request, and its outcomes."""
 
     def __init__(
-        self,
-        core: Core,
-        writes: Writes,
-        known: SentBackMarks,
-        back: SendBackRequest,
-        on_done: Callable[[list[SendBackResult]], None],
+        self, core: Core, writes: Writes, known: SentBackMarks, back: SendBackRequest
     ) -> None:
         self._core = core
-        self._put = writes.put
+        self._put = writes
         self._known = known
-        self._on_done = on_done
         self._results = [SendBackResult(_OK) for _ in back.entries]
-        self._writes: list[tuple[int, SentBackMark]] = []
-        self._batches: list[BatchToPut] = []
+        self._writes: list[_Retry] = []
 
-    def add(self, index: int, batch: BatchToPut, mark: SentBackMark) -> None:
+    def add(self, index: int, first: int, batch: BatchToPut, mark: SentBackMark) -> None:
         limit = self._core.config.storage.max_batch_bytes
         if batch.header.total_size > limit:
-            # The store would refuse it alone, and take the mark that says that it is there.
             raise LocalProtocolError(
                 f"a retry of {batch.header.total_size} bytes does not fit a segment of the log, "
                 f"which takes {limit} (storage.mapped_file_size_commit_log)"
             )
-        mark = msgspec.structs.replace(
-            mark,
-            topic=batch.topic,
-            queue_id=batch.queue_id,
-            producer_crc=batch.header.producer_crc,
-        )
         self._known.begin(mark)
-        self._writes.append((index, mark))
-        self._batches.append(batch)
+        self._writes.append(_Retry(index, first, mark, batch))
 
     def note_dead(self, index: int, count: int) -> None:
         result = self._results[index]
@@ -104,48 +111,89 @@ class _Gathering:
         code = vars(error).get("code") or code_of(error)
         self._results[index] = SendBackResult(code, str(error)[:MAX_REMARK_CHARACTERS])
 
-    def write(self) -> None:
-        """Has everything stored at once, then answers."""
-        if not self._writes:
-            self._answer()
+    def write(self, on_done: Callable[[list[SendBackResult]], None]) -> None:
+        """Has everything stored at the end of the turn; then calls back, once it is safe."""
+        parts = self._divided()
+
+        def stored(outcomes: list[BatchOutcome]) -> None:
+            sizes = (1 + len(part) for part in parts)
+            for part, bad in zip(parts, refusals(outcomes, sizes), strict=True):
+                self._end(part, None if bad is None else error_of(bad.code, bad.remark))
+            on_done(self._results)
+
+        if not parts:
+            on_done(self._results)
             return
         try:
-            self._put(self._with_marks(), self._stored)
+            self._put.put_groups([self._group(part) for part in parts], stored)
         except MQMeshError:
-            for _, mark in self._writes:
-                self._known.withdraw(mark)
+            self._withdraw()
             raise
 
-    def _with_marks(self) -> list[BatchToPut]:
-        """Return marks, and behind them the batches that they name; some at a time."""
-        batches: list[BatchToPut] = []
-        for start in range(0, len(self._writes), MARKS_A_BATCH):
-            stop = start + MARKS_A_BATCH
-            marks = [mark for _, mark in self._writes[start:stop]]
-            now_ms = self._core.clock.wall_ms()
-            data = encode_marks(marks, producer_id=self._core.instance_id, now_ms=now_ms)
-            batches.append(batch_to_put(data))
-            batches += self._batches[start:stop]
-        return batches
+    def write_now(
+        self, plan: Callable[[list[tuple[int, int, int]]], PlannedChange]
+    ) -> list[SendBackResult]:
+        """Store everything in this call, with what is planned of it; return the results."""
+        parts = self._divided()
+        try:
+            for part in parts:
+                for one in part:
+                    topic = self._put.ensure_topic(one.batch.topic, one.batch.queue_id + 1)
+                    if topic.is_table:
+                        # Revisions of what is staged were compared with what is in front of this.
+                        self._put.write()
+            if parts:
+                self._put.ensure_topic(SENT_BACK_TOPIC)
+                self._core.require_state()
+        except MQMeshError:
+            self._withdraw()
+            raise
+        for part in parts:
+            change = plan([(one.index, one.first, one.mark.count) for one in part])
+            try:
+                self._put.put_changed(change, self._group(part))
+            except MQMeshError as error:
+                self._end(part, error)
+            else:
+                self._end(part, None)
+        return self._results
 
-    def _stored(self, outcomes: list[BatchOutcome]) -> None:
+    def _divided(self) -> list[list[_Retry]]:
+        return list(divided(self._writes, _size_of, self._put.group_bytes - MARKS_ROOM))
+
+    def _group(self, part: list[_Retry]) -> list[BatchToPut]:
+        """Return marks, and behind them the batches that they report."""
+        marks = encode_marks(
+            [one.mark for one in part],
+            producer_id=self._core.instance_id,
+            now_ms=self._core.clock.wall_ms(),
+        )
+        return [batch_to_put(marks), *(one.batch for one in part)]
+
+    def _end(self, part: list[_Retry], error: MQMeshError | None) -> None:
+        """Note that a part is stored, or why not."""
         total = self._core.stats.total
-        # One write: the store took all of it or nothing.
-        bad = next((outcome for outcome in outcomes if outcome.code != _OK), None)
-        for index, mark in self._writes:
-            if bad is not None:
+        for one in part:
+            mark = one.mark
+            if error is not None:
                 self._known.withdraw(mark)
-                self.fail(index, error_of(bad.code, bad.remark))
+                self.fail(one.index, error)
                 continue
             self._known.settle(mark)
             total.sent_back_messages += mark.count
+            size = one.batch.header.total_size
+            self._core.quotas.note_stored(namespace_of(mark.group), mark.count, size)
             if mark.is_dead:
-                self.note_dead(index, mark.count)
+                self.note_dead(one.index, mark.count)
                 total.dead_letters += mark.count
-        self._answer()
 
-    def _answer(self) -> None:
-        self._on_done(self._results)
+    def _withdraw(self) -> None:
+        for one in self._writes:
+            self._known.withdraw(one.mark)
+
+
+def _size_of(write: _Retry) -> int:
+    return MARK_BYTES + write.batch.header.total_size
 
 
 class SendBackFeature(Feature):
@@ -153,7 +201,7 @@ class SendBackFeature(Feature):
 
     Nothing is answered before the store has what was to be written, so a consumer may take
     its message for done then. What was sent back from one place is not sent back from there again,
-    by any consumer: the retries and the marks of them are one write.
+    by any consumer: the retries and their marks are stored all or none.
 
     Attributes:
         marks: Messages that were sent back.
@@ -163,8 +211,8 @@ class SendBackFeature(Feature):
         self,
         core: Core,
         topics: TopicTable,
-        groups: ConsumerGroups,
         group_table: GroupTable,
+        used: UsedGroups,
         offsets: CommittedOffsets,
         writes: Writes,
         place: Place,
@@ -172,8 +220,8 @@ class SendBackFeature(Feature):
         self._core = core
         self._store = core.store
         self._topics = topics
-        self._groups = groups
         self._group_table = group_table
+        self._used = used
         self._offsets = offsets
         self._writes = writes
         self._place = place
@@ -184,34 +232,41 @@ class SendBackFeature(Feature):
         return {RequestCode.CONSUMER_SEND_MSG_BACK: self.send_back}
 
     def send_back(self, request: Request, back: SendBackRequest) -> Reply | None:
-        """Plans the next try of messages that failed, or makes them dead letters."""
-        check_group(back.group)
+        """Plans the next try of messages that failed, or makes them dead letters.
+
+        Raises:
+            GroupNotFound, SystemBusy: The group has no settings, and gets none.
+        """
+        check_lasting_group(back.group)
+        if self._group_table.get(back.group) is None:
+            # Its topics are bounded by the groups there may be; anybody may think of names.
+            self._used.note(request, back.group)
+        gathering = self._gather(back)
         pending = request.later()
-        self.send_back_now(back, lambda results: pending.done(SendBackResponse(results)))
+        gathering.write(lambda results: pending.done(SendBackResponse(results)))
         return None
 
     def send_back_now(
-        self, back: SendBackRequest, on_done: Callable[[list[SendBackResult]], None]
-    ) -> None:
-        """Plan the next try of messages, or make them dead letters.
+        self, back: SendBackRequest, plan: Callable[[list[tuple[int, int, int]]], PlannedChange]
+    ) -> list[SendBackResult]:
+        """Implement ``SendsBack.send_back_now``."""
+        return self._gather(back).write_now(plan)
 
-        Args:
-            back: Which messages.
-            on_done: Called with a result for each entry, once that is stored.
+    def _gather(self, back: SendBackRequest) -> _Gathering:
+        """Return what is to be written.
 
         Raises:
             CorruptRecord: The marks cannot be read just now.
-            MQMeshError: Nothing can be stored now.
         """
         self.marks.load(self._store, self._offsets.sent_back.counts_from)
-        gathering = _Gathering(self._core, self._writes, self.marks, back, on_done)
+        gathering = _Gathering(self._core, self._writes, self.marks, back)
         batches = StoredBatches(self._store)
         for index, entry in enumerate(back.entries):
             try:
                 self._send_back_entry(back, index, entry, batches, gathering)
             except MQMeshError as error:
                 gathering.fail(index, error)
-        gathering.write()
+        return gathering
 
     def is_sent_back(self, group: str, queue: tuple[str, int], offsets: Iterable[int]) -> bool:
         """Implement ``SendsBack.is_sent_back`` for the messages whose marks are known."""
@@ -317,7 +372,7 @@ class SendBackFeature(Feature):
         topic = self._topic_of(group, is_dead=True)
         batch = redeliver(found.data, header, topic=topic, queue_id=RETRY_QUEUE)
         mark = SentBackMark(group, header.commitlog_offset, 0, header.message_count, True)
-        gathering.add(index, batch_to_put(batch), mark)
+        gathering.add(index, int(header.base_queue_offset), batch_to_put(batch), mark)
 
     def _policies(self, group: str) -> GroupConfig:
         return self._group_table.get(group) or GroupConfig(group)
@@ -352,7 +407,7 @@ class SendBackFeature(Feature):
         mark = SentBackMark(
             group, source.commitlog_offset, source.ordinal, len(step.messages), step.is_dead
         )
-        gathering.add(index, batch, mark)
+        gathering.add(index, source.queue_offset, batch, mark)
 
     def _retry_queue(self, retries: str, entry: SendBackEntry) -> int:
         """Return the queue of a retry: that of its priority, which it keeps on all its way."""
@@ -360,16 +415,14 @@ class SendBackFeature(Feature):
         return entry.queue_id if has_priority else RETRY_QUEUE
 
     def _topic_of(self, group: str, *, is_dead: bool) -> str:
-        name = retry_topic(group)
-        if is_dead:
-            own = self._policies(group).dead_letter
-            if own != KEEP:
-                return own
-            name = dlq_topic(group)
-        if self._group_table.get(group) is None and self._groups.find(group) is None:
-            # The topics of groups that are known are bounded by these; anybody may think of names.
-            self._topics.check_room(name)
-        return name
+        if not is_dead:
+            return retry_topic(group)
+        own = self._policies(group).dead_letter
+        if own == KEEP:
+            return dlq_topic(group)
+        self._topics.check_room(own)  # no group bounds it
+        self._writes.ensure_topic(own)
+        return own
 
     metrics = (
         counter(

@@ -4,18 +4,15 @@ A message may be delivered a second time at the same place: its consumer died, o
 did, before the group's offset went on. When it fails there again, its retry is on its way
 already, and a second one would fork the chain of retries down to the dead letters.
 
-A mark is a message of ``SENT_BACK_TOPIC``, written in one write with the retry or dead letter
-that it names, and in front of it. A crash in the middle of that write may leave marks whose
-retries are not there, so of the last marks of each life of the broker only those count whose
-retries are found behind them. Marks name batches by their places in the log, which never stand
-for other ones: what a power cut takes from the log, it takes with all marks about it.
+A mark is a message of ``SENT_BACK_TOPIC``, in a group with the retry or dead letter that it
+reports: of both all is in the log or nothing. Marks name batches by their places in the log, which
+never stand for other ones: what a power cut takes from the log, it takes with all marks about it.
 
 Where a group's offsets were moved, what it gets once more may be sent back once more: the marks
 from before do not count. That is noted with the offsets (``consumer_offsets``), in one document,
 so that neither is ever on the disk without the other.
 """
 
-import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Annotated, Final
@@ -24,15 +21,8 @@ import msgspec
 
 from mqmesh.batch.iter_batches import iter_batches
 from mqmesh.batch.payload import Buffer
-from mqmesh.batch.record_batch import (
-    Attributes,
-    BatchHeader,
-    check_stored,
-    decode_messages,
-    encode_batch,
-    read_header,
-)
-from mqmesh.errors import CorruptBatch, CorruptRecord
+from mqmesh.batch.record_batch import Attributes, check_stored, decode_messages, encode_batch
+from mqmesh.errors import CorruptBatch
 from mqmesh.message import SENT_BACK_TOPIC, Message
 from mqmesh.roles.broker.group_state.committed_offsets import MAX_MARKS
 from mqmesh.storage.interface import GetStatus, MessageStore
@@ -48,11 +38,12 @@ DEAD: Final = 1
 UNDER_WAY: Final = 2
 """A message whose retry or dead letter is being written."""
 
-_log = logging.getLogger(__name__)
-
 
 class SentBackMark(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Messages that were sent back. On disk: fields are added at the end only.
+
+    Elements 5 to 7, counted from 0, are free for no other meaning: earlier programs wrote
+    a topic, a queue and a checksum there, which are skipped.
 
     Attributes:
         group: Consumer group.
@@ -60,9 +51,6 @@ class SentBackMark(msgspec.Struct, array_like=True, frozen=True, gc=False):
         first: Ordinal of the first one in the batch.
         count: How many.
         is_dead: They became dead letters.
-        topic: Physical topic that their retry, or dead letter, stands in.
-        queue_id: Its queue.
-        producer_crc: Of its batch.
     """
 
     group: str
@@ -70,9 +58,6 @@ class SentBackMark(msgspec.Struct, array_like=True, frozen=True, gc=False):
     first: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = 0
     count: Annotated[int, msgspec.Meta(ge=0, le=65_536)] = 0
     is_dead: bool = False
-    topic: str = ""
-    queue_id: Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)] = 0
-    producer_crc: Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)] = 0
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -111,14 +96,9 @@ class SentBackMarks:
         """
         if self._loaded:
             return
-        before: tuple[BatchHeader, list[SentBackMark]] | None = None
-        for header, found in self._stored(store):
-            marks = [mark for place, mark in found if place >= counts_from(mark.group)]
-            if before is not None:
-                self._take(store, *before, is_last=before[0].producer_id != header.producer_id)
-            before = header, marks
-        if before is not None:
-            self._take(store, *before, is_last=True)
+        for place, mark in self._stored(store):
+            if place >= counts_from(mark.group):
+                self.settle(mark)
         self._loaded = True
 
     def runs(
@@ -172,17 +152,8 @@ class SentBackMarks:
         while len(states) > self._most:
             states.popitem(last=False)
 
-    def _take(
-        self, store: MessageStore, header: BatchHeader, marks: list[SentBackMark], *, is_last: bool
-    ) -> None:
-        """Takes over the marks of one batch; of the last one of a life those that are true."""
-        for mark in _written(store, marks, header.commitlog_offset) if is_last else marks:
-            self.settle(mark)
-
-    def _stored(
-        self, store: MessageStore
-    ) -> Iterator[tuple[BatchHeader, list[tuple[int, SentBackMark]]]]:
-        """Headers of the newest batches, and their marks with their queue offsets."""
+    def _stored(self, store: MessageStore) -> Iterator[tuple[int, SentBackMark]]:
+        """The newest marks, with their queue offsets."""
         first, end = store.queue_bounds(SENT_BACK_TOPIC, MARKS_QUEUE)
         place: int = max(first, end - self._most)
         while True:
@@ -193,17 +164,13 @@ class SentBackMarks:
                 yield from self._decoded(data)
             place = found.next_queue_offset
 
-    def _decoded(
-        self, data: Buffer
-    ) -> Iterator[tuple[BatchHeader, list[tuple[int, SentBackMark]]]]:
+    def _decoded(self, data: Buffer) -> Iterator[tuple[int, SentBackMark]]:
         for header, batch in iter_batches(data, check_stored):
-            marks: list[tuple[int, SentBackMark]] = []
             try:
                 for message in decode_messages(batch, header):
-                    marks.append((message.queue_offset, _decoder.decode(message.body)))
+                    yield message.queue_offset, _decoder.decode(message.body)
             except (CorruptBatch, msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
                 self.unreadable += 1
-            yield header, marks
 
 
 def encode_marks(marks: Sequence[SentBackMark], *, producer_id: int, now_ms: int) -> bytes:
@@ -221,48 +188,6 @@ def encode_marks(marks: Sequence[SentBackMark], *, producer_id: int, now_ms: int
         born_timestamp=now_ms,
         attributes=Attributes.REDELIVERED,
     )
-
-
-def _written(
-    store: MessageStore, marks: list[SentBackMark], commitlog_offset: int
-) -> Iterator[SentBackMark]:
-    """Yield the marks of one batch whose retries are in the log."""
-    places: dict[tuple[str, int], int] = {}
-    for mark in marks:
-        topic, queue_id = queue = mark.topic, mark.queue_id
-        if queue not in places:
-            places[queue] = _first_behind(store, topic, queue_id, commitlog_offset)
-        header = _batch_at(store, topic, queue_id, places[queue])
-        if header is not None and header.producer_crc == mark.producer_crc:
-            places[queue] = header.next_queue_offset
-            yield mark
-
-
-def _first_behind(store: MessageStore, topic: str, queue_id: int, commitlog_offset: int) -> int:
-    """Queue offset of a queue's first message behind a place in the log."""
-    low: int
-    high: int
-    low, high = store.queue_bounds(topic, queue_id)
-    while low < high:
-        middle = (low + high) // 2
-        header = _batch_at(store, topic, queue_id, middle)
-        if header is not None and header.commitlog_offset < commitlog_offset:
-            low = header.next_queue_offset
-        else:
-            high = middle
-    return low
-
-
-def _batch_at(
-    store: MessageStore, topic: str, queue_id: int, queue_offset: int
-) -> BatchHeader | None:
-    try:
-        found = store.get(topic, queue_id, queue_offset, max_bytes=1)
-    except CorruptRecord as error:
-        # Then it counts as not there: better a second retry than none.
-        _log.warning("whether a retry is stored cannot be read: %s", error)
-        return None
-    return read_header(found.data[0]) if found.status is GetStatus.FOUND else None
 
 
 def _keys(mark: SentBackMark) -> Iterable[_Key]:

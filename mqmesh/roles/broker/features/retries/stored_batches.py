@@ -36,7 +36,7 @@ class BatchInStore:
 class StoredBatches:
     """Finds batches by the messages they hold.
 
-    Whoever asks for many messages asks for neighbours: the last batch is kept.
+    The last batch is kept, since many messages that are asked for are mostly neighbours.
 
     Args:
         store: Where they are.

@@ -4,8 +4,8 @@ A batch that fails its checks gets an outcome of its own; the others of the
 request go on, but for later ones of the same queue: order comes first.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Protocol
 
 from mqmesh.batch.delayed_batch import DelayedMeta, ExpiringMeta, read_delayed_meta
 from mqmesh.batch.half_batch import TRANSACTION_TYPE, HalfMeta, read_half_meta
@@ -35,14 +35,15 @@ from mqmesh.errors import (
 )
 from mqmesh.message import (
     SCHEDULE_TOPIC,
-    TRACE_TOPIC,
     TRANS_HALF_TOPIC,
     is_system_topic,
 )
 from mqmesh.metrics import Histogram, Labelled, LabelValues, counter, gauge, histogram
+from mqmesh.namespaces import is_trace_topic
+from mqmesh.protocol.codes import error_of
 from mqmesh.protocol.command import Reply
 from mqmesh.protocol.commands import RequestCode
-from mqmesh.protocol.messaging import BatchOutcome
+from mqmesh.protocol.messaging import BatchOutcome, ProducerBatch, ProducerInfo, ProducerRequest
 from mqmesh.protocol.request import Peer, Request
 from mqmesh.roles.broker.auto_creation import AutoCreation, client_of
 from mqmesh.roles.broker.commit_point import QueueKey
@@ -62,11 +63,13 @@ _REFUSED_ATTRIBUTES: Final = 0xFFFF & ~int(
     | Attributes.HAS_DELAY
     | Attributes.NO_WAIT_STORE
     | Attributes.HAS_EXPIRY
+    | Attributes.HAS_EXPECTED
 )
 _HAS_DELAY: Final = int(Attributes.HAS_DELAY)
 _HAS_EXPIRY: Final = int(Attributes.HAS_EXPIRY)
-_SPECIAL: Final = _HAS_DELAY | _HAS_EXPIRY | TRANSACTION_TYPE
-_REFUSED_OF_HALVES: Final = (_REFUSED_ATTRIBUTES | _HAS_DELAY | _HAS_EXPIRY) & ~int(
+_HAS_EXPECTED: Final = int(Attributes.HAS_EXPECTED)
+_SPECIAL: Final = _HAS_DELAY | _HAS_EXPIRY | _HAS_EXPECTED | TRANSACTION_TYPE
+_REFUSED_OF_HALVES: Final = (_REFUSED_ATTRIBUTES | _HAS_DELAY | _HAS_EXPIRY | _HAS_EXPECTED) & ~int(
     Attributes.TRANSACTION_HALF
 )
 
@@ -78,6 +81,27 @@ AdmitHalf = Callable[[BatchHeader], BatchOutcome | None]
 """Function that lets a half batch in, or returns the outcome of one that was stored before."""
 ToSchedule = Callable[[BatchHeader, memoryview, DelayedMeta], BatchToPut]
 """Function that returns the batch that is stored for one of delayed messages."""
+
+
+class TableAdmission(Protocol):
+    """The tables, which look at what is sent to them.
+
+    Attributes:
+        safe_from: What a refusal says is safe once the log is so up to this commit-log offset.
+    """
+
+    safe_from: int
+
+    def admit(
+        self,
+        topic: Topic,
+        header: BatchHeader,
+        data: memoryview,
+        meta: BatchMeta,
+        earlier: Sequence[BatchToPut],
+    ) -> None:
+        """Let a batch for a table in; raise why it is refused."""
+
 
 _MESSAGE_TYPES: Final = {SCHEDULE_TOPIC: "delay", TRANS_HALF_TOPIC: "transaction"}
 """Others hold what has become an ordinary message."""
@@ -101,6 +125,7 @@ class SendingFeature(Feature):
         metas: MetaCache,
         auto_creation: AutoCreation,
         admission: SendAdmission,
+        tables: TableAdmission,
     ) -> None:
         config = core.settings.now
         self._core = core
@@ -111,6 +136,7 @@ class SendingFeature(Feature):
         self._looks_up = core.dispatch.looks_up
         self._permit = core.dispatch.permit
         self._permit_creation = core.dispatch.permit_creation
+        self._permit_group = core.dispatch.permit_group
         self._stats = core.stats
         self._quotas = core.quotas
         self._topics = topics
@@ -119,12 +145,16 @@ class SendingFeature(Feature):
         self._to_schedule = to_schedule
         self._metas = metas
         self._auto_creation = auto_creation
+        self._tables = tables
         self._admission = admission
         self._producer_keys = ProducerKeys(config.max_producers_per_connection)
 
     def commands(self) -> Mapping[RequestCode, Handler]:
         """Implement ``Feature.commands``."""
-        return {RequestCode.SEND_MESSAGE: self.send_message}
+        return {
+            RequestCode.SEND_MESSAGE: self.send_message,
+            RequestCode.QUERY_PRODUCER: self.query_producer,
+        }
 
     def tick(self, now_ms: int) -> None:
         """Answer sends that waited for too long."""
@@ -168,12 +198,12 @@ class SendingFeature(Feature):
         if producer_id is None:
             producer_id = self._producer_keys.show(request.peer, key)
         self._stats.total.send_requests += 1
-        quota = self._quotas.sending.get(request.peer.principal.name)
+        limits = self._quotas.send_limits.get(request.peer.principal.name, ())
         try:
             if not self._commit_point.is_immediate:
                 self._commit_point.check_room()
-            if quota is not None:
-                quota.check(self._clock.monotonic_ms())
+            for limit in limits:
+                limit.check(self._clock.monotonic_ms())
         except SystemBusy:
             self._stats.total.busy_refusals += 1
             raise
@@ -181,16 +211,82 @@ class SendingFeature(Feature):
         refused: set[QueueKey] = set()
         staged: list[BatchToPut] = []
         batches = _split(command.body, batch_count, producer_id)
-        if quota is not None:
-            quota.note(sum(header.message_count for header, _, _ in batches), len(command.body))
+        if limits:
+            count = sum(header.message_count for header, _, _ in batches)
+            for limit in limits:
+                limit.note(count, len(command.body))
         for header, data, error in batches:
             if error is None:
                 outcomes.append(self._admit(request, header, data, refused, staged))
             else:
                 refused.add((_ANY_TOPIC, header.queue_id))
                 outcomes.append(self._writes.refusal_of(error))
-        self._writes.add(request, staged, outcomes, len(command.body))
+        safe_from = 0
+        if self._tables.safe_from:
+            safe_from, self._tables.safe_from = self._tables.safe_from, 0
+        self._writes.add(request, staged, outcomes, len(command.body), safe_from)
         return None
+
+    def admit_outputs(self, request: Request, batch_count: int, key: bytes) -> list[BatchToPut]:
+        """Return the batches of a request that are to be stored with something else, all or none.
+
+        Args:
+            request: Its body has the batches.
+            batch_count: Number of them.
+            key: Key of their producer.
+
+        Raises:
+            MQMeshError: Why one of them is refused; as SEND_MESSAGE refuses it, or it has half
+                messages or expected revisions; a topic that is missing is not made.
+        """
+        producer_id = self._producer_keys.show(request.peer, key) if batch_count else 0
+        limits = self._quotas.send_limits.get(request.peer.principal.name, ())
+        if not self._commit_point.is_immediate:
+            self._commit_point.check_room()
+        for limit in limits:
+            limit.check(self._clock.monotonic_ms())
+        staged: list[BatchToPut] = []
+        batches = _split(request.command.body, batch_count, producer_id)
+        if limits:
+            count = sum(header.message_count for header, _, _ in batches)
+            for limit in limits:
+                limit.note(count, len(request.command.body))
+        for header, data, error in batches:
+            if error is not None:
+                raise error
+            if header.attributes & (TRANSACTION_TYPE | _HAS_EXPECTED):
+                raise MessageIllegal(
+                    "half messages and expected revisions are not stored with what they were made "
+                    "of"
+                )
+            refused = self._admit(request, header, data, set(), staged, creates=False)
+            if refused is not None:
+                raise error_of(refused.code, refused.remark, refused.retry_after_ms)
+        return staged
+
+    def query_producer(self, request: Request, asked: ProducerRequest) -> ProducerInfo:
+        """Return the batches of a producer that are remembered in a queue.
+
+        Raises:
+            TopicNotFound: There is no such topic.
+            SystemBusy: One of them is not safe yet.
+        """
+        self._topics.require(asked.topic)
+        topic, queue_ids = asked.topic, [asked.queue_id]
+        if asked.delayed:
+            topic, queue_ids = SCHEDULE_TOPIC, self._store.queues(SCHEDULE_TOPIC)
+        batches = []
+        for queue_id in queue_ids:
+            for batch in self._store.producer_window(topic, queue_id, asked.producer_id):
+                if not self._commit_point.is_safe(batch.end_offset):
+                    raise SystemBusy(
+                        f"a batch of producer {asked.producer_id:016x} in queue {queue_id} of "
+                        f"{topic!r} is not safe yet; ask again"
+                    )
+                status = int(self._commit_point.status_of(batch.end_offset))
+                batches.append(ProducerBatch(batch.first_sequence, batch.message_count, status))
+        stats = self._store.stats()
+        return ProducerInfo(batches, stats.min_commitlog_offset, stats.max_commitlog_offset)
 
     def _admit(
         self,
@@ -199,6 +295,8 @@ class SendingFeature(Feature):
         data: memoryview,
         refused: set[QueueKey],
         batches: list[BatchToPut],
+        *,
+        creates: bool = True,
     ) -> BatchOutcome | None:
         """Stages a batch, or adds its queue to those refused and returns what becomes of it."""
         name = _ANY_TOPIC
@@ -218,9 +316,11 @@ class SendingFeature(Feature):
             goal, queue_id, is_half = name, header.queue_id, False
             if isinstance(meta, HalfMeta):
                 goal, queue_id, is_half = meta.real_topic, meta.real_queue_id, True
+                # Its members are asked about the message.
+                self._permit_group(request.peer, RequestCode.SEND_MESSAGE, meta.producer_group)
             if self._looks_up:
-                self._permit(request.peer, request.command.code, goal)
-            topic = self._topics.get(goal) or self._create(request, goal, queue_id)
+                self._permit(request.peer, RequestCode.SEND_MESSAGE, goal)
+            topic = self._topics.get(goal) or self._create(request, goal, queue_id, creates)
             if queue_id >= topic.writable_queues:
                 self._topics.require_writable(goal, queue_id)
             if header.attributes & (_REFUSED_OF_HALVES if is_half else _REFUSED_ATTRIBUTES):
@@ -240,12 +340,14 @@ class SendingFeature(Feature):
                     check_payload(payload, header.message_count, goal, limit)
             elif self._settings.now.check_compressed_batches:
                 self._check_compressed(header, data, goal, limit)
+            if isinstance(meta, ExpiringMeta):
+                _check_expiry(topic, header, meta)
+            if topic.is_table:
+                self._tables.admit(topic, header, data, meta, batches)
             if is_half:
                 twin = self._admit_half(header)
                 if twin is not None:
                     return twin
-            if isinstance(meta, ExpiringMeta):
-                _check_expiry(topic, header, meta)
             if header.attributes & _HAS_DELAY:
                 assert isinstance(meta, DelayedMeta)
                 batch = self._to_schedule(header, data, meta)
@@ -266,17 +368,17 @@ class SendingFeature(Feature):
             raise MessageIllegal(str(error)) from error
         check_payload(payload, header.message_count, topic, limit)
 
-    def _create(self, request: Request, name: str, queue_id: int) -> Topic:
+    def _create(self, request: Request, name: str, queue_id: int, creates: bool) -> Topic:
         config = self._settings.now
-        if not config.auto_create_topic_enable:
+        if not (creates and config.auto_create_topic_enable):
             raise TopicNotFound(
                 f"no topic {name[:300]!r}, and this broker does not create topics by "
                 "itself (auto_create_topic_enable)"
             )
         now_ms = self._clock.monotonic_ms()
-        self._permit_creation(request.peer, request.command.code, name)
+        self._permit_creation(request.peer, RequestCode.SEND_MESSAGE, name)
         # What the message trace needs is one queue, whose order is that of its time.
-        queues = 1 if name == TRACE_TOPIC else config.default_topic_queue_nums
+        queues = 1 if is_trace_topic(name) else config.default_topic_queue_nums
         client = client_of(request.peer)
         self._auto_creation.check_topic(client, queues, now_ms)
         if queue_id >= queues:
@@ -425,7 +527,11 @@ def _read_special_meta(header: BatchHeader, data: memoryview) -> BatchMeta:
 
 def _check_expiry(topic: Topic, header: BatchHeader, meta: ExpiringMeta) -> None:
     name = topic.config.topic
-    if not topic.config.message_ttl:
+    if header.attributes & _HAS_EXPECTED and not topic.is_table:
+        raise MessageIllegal(f"topic {name!r} is no table, so that nothing has a revision there")
+    if not header.attributes & _HAS_EXPIRY:
+        return
+    if not topic.expires:
         raise MessageIllegal(
             f"messages of topic {name!r} may have no time to live of their own (message_ttl); "
             f"`mqmesh topic update {name} --message-ttl allow`"

@@ -60,7 +60,7 @@ class SnapshotsFeature(Feature):
         """Give up a snapshot that is being made."""
         self._snapshots.give_up()
 
-    def create_snapshot(self, request: Request, asked: CreateSnapshotRequest) -> None:
+    def create_snapshot(self, request: Request, header: CreateSnapshotRequest) -> None:
         """Begins a snapshot; the answer comes when it is whole."""
         jobs, config = self._snapshots, self._settings.now
         if (
@@ -72,7 +72,7 @@ class SnapshotsFeature(Feature):
                 f"snapshots are made of stores of the backend 'commitlog', this one is "
                 f"{config.storage.backend!r} (storage.backend)"
             )
-        job = jobs.begin(request.later(), self._clock.monotonic_ms(), asked.archive)
+        job = jobs.begin(request.later(), self._clock.monotonic_ms(), header.archive)
         position = self._store.stats().max_commitlog_offset
         begin = partial(
             begin_snapshot,
@@ -95,7 +95,7 @@ class SnapshotsFeature(Feature):
 
     def _on_index(self, error: MQMeshError | None) -> None:
         if error is not None:
-            # Whoever looks something up reads the log there instead.
+            # A look-up there reads the log instead.
             _log.warning("the snapshot goes without the newest part of the index: %s", error)
         end = self._store.stats().max_commitlog_offset
         self._snapshots.wait_for_log(end, self._clock.monotonic_ms())

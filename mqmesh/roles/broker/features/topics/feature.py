@@ -7,6 +7,7 @@ from typing import Final
 from mqmesh.errors import InvalidArgument
 from mqmesh.message import STATE_TOPIC
 from mqmesh.metrics import gauge, text
+from mqmesh.namespaces import is_within
 from mqmesh.protocol.admin import (
     CreateTopicsRequest,
     GetTopicConfigRequest,
@@ -134,8 +135,10 @@ class TopicsFeature(Feature):
         """One topic, or all."""
         if query.topic:
             return TopicConfigs([self._topics.require(query.topic).config])
-        with_schema = [one.config.topic for one in self._topics if one.schema]
-        return TopicConfigs(self._topics.configs(), with_schema)
+        namespace = request.peer.principal.namespace
+        configs = [one for one in self._topics.configs() if is_within(namespace, one.topic)]
+        with_schema = [one.topic for one in configs if self._topics.require(one.topic).schema]
+        return TopicConfigs(configs, with_schema)
 
     def put_schema(self, request: Request, wanted: PutTopicSchemaRequest) -> Reply | None:
         """Keeps the schema of a topic; answered once that is on disk."""
@@ -149,18 +152,18 @@ class TopicsFeature(Feature):
         """Return the schema of a topic."""
         return TopicSchema(self._topics.require(query.topic).schema)
 
-    def delete_topic(self, request: Request, asked: DeleteTopicRequest) -> Reply | None:
+    def delete_topic(self, request: Request, header: DeleteTopicRequest) -> Reply | None:
         """Forgets a topic, its messages and all offsets in it; answered once that is on disk."""
-        name = asked.topic
+        name = header.topic
         self._topics.check_deletable(name)
         self._commit_point.check_room()
         self._topics.delete(name, self._clock.wall_ms())
         self._core.reply_when_saved(request, EMPTY_REPLY)
         return None
 
-    def get_topic_stats(self, request: Request, asked: TopicStatsRequest) -> TopicStats:
+    def get_topic_stats(self, request: Request, header: TopicStatsRequest) -> TopicStats:
         """Return where each queue of a topic begins and ends, and the times of its messages."""
-        name = asked.topic
+        name = header.topic
         topic = self._topics.require(name)
         groups = self._committed.groups_of_topic(name)
         queues = []

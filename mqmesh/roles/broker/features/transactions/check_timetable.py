@@ -6,7 +6,7 @@ many wait.
 """
 
 import heapq
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -97,6 +97,17 @@ class Park(msgspec.Struct, frozen=True):
     def check_times(self) -> int:
         """Number of times that the messages were asked about."""
         return self.watch.checks
+
+
+def joined_parks(parks: Iterable[Park]) -> list[Park]:
+    """Return parks, of which those of one watch that are neighbours became one."""
+    joined: list[Park] = []
+    for park in parks:
+        if joined and joined[-1].watch is park.watch:
+            joined[-1].ordinals.extend(park.ordinals)
+        else:
+            joined.append(park)
+    return joined
 
 
 class CheckTimetable:
@@ -206,7 +217,7 @@ class CheckTimetable:
             self._unswept = UNSWEPT + 2 * sum(1 for _ in self.watches())
 
     def _rejoin(self, now_ms: int, members: Members) -> None:
-        # Whoever waits for a group without members is asked about as soon as it has one.
+        # Transactions of a group without members are asked about as soon as it has one.
         if now_ms < self._rejoin_ms or not self._lonely:
             return
         self._rejoin_ms = now_ms + min(REJOIN_MS, self.settings.check_interval_ms)

@@ -1,7 +1,7 @@
 """Half messages: ended, asked about, and shown to administrators.
 
-What is decided during a tick is written at its end, at once: a batch of op records and,
-behind it, what they commit. Nobody is answered before that is stored.
+Decisions of a turn of the loop are written at its end, in groups: op records and, behind them, what
+they commit. Of each group all is stored or nothing. Nobody is answered before that.
 """
 
 import logging
@@ -22,6 +22,7 @@ from mqmesh.message import (
     parse_message_id,
 )
 from mqmesh.metrics import Labelled, counter, gauge, histogram
+from mqmesh.namespaces import is_within
 from mqmesh.protocol.codes import ResponseCode, error_of
 from mqmesh.protocol.command import Answer, Reply, encode_header
 from mqmesh.protocol.commands import RequestCode
@@ -51,6 +52,7 @@ from mqmesh.roles.broker.features.transactions.check_timetable import (
     Park,
     TransactionSettings,
     Watch,
+    joined_parks,
 )
 from mqmesh.roles.broker.features.transactions.half_batches import PARKED, PENDING, HalfBatch
 from mqmesh.roles.broker.features.transactions.half_messages import (
@@ -65,13 +67,17 @@ from mqmesh.roles.broker.features.transactions.transaction_recovery import copy_
 from mqmesh.roles.broker.features.transactions.transaction_table import DecidedRun
 from mqmesh.roles.broker.group_state.consumer_groups import ConsumerGroups
 from mqmesh.roles.broker.topic_state.topic_table import TopicTable
-from mqmesh.roles.broker.writing.writes import Writes
+from mqmesh.roles.broker.writing.writes import Writes, divided
 from mqmesh.roles.dispatch import Handler
 from mqmesh.storage.interface import MessageStore
-from mqmesh.units import MIB, CommitLogOffset
+from mqmesh.units import KIB, MIB, CommitLogOffset
 
 MAX_CHECK_BYTES: Final = 4 * MIB
 """A larger half batch is asked about message by message."""
+OP_BYTES: Final = 80
+"""More than an op record takes: so a group never has more of them than a batch may."""
+OPS_ROOM: Final = 1 * KIB
+"""More than a batch of op records takes beside them."""
 _OK: Final = int(ResponseCode.SUCCESS)
 _KIND_OF: Final = {Decision.COMMIT: OpKind.COMMIT, Decision.ROLLBACK: OpKind.ROLLBACK}
 
@@ -81,8 +87,8 @@ _log = logging.getLogger(__name__)
 class TransactionsFeature(Feature):
     """Half messages: kept until they are committed or rolled back, asked about when nobody says.
 
-    What is decided during a turn of the loop is written at its end, at once: a batch of op records
-    and, behind it, what they commit. Nobody is answered before that is stored.
+    Decisions of a turn of the loop are written at its end, in groups: op records and, behind them,
+    what they commit. Of each group all is stored or nothing. Nobody is answered before that.
     """
 
     def __init__(
@@ -130,7 +136,7 @@ class TransactionsFeature(Feature):
         now_ms = self._clock.wall_ms()
         return max(now_ms - next(waiting, now_ms), 0)
 
-    def has_queue(self, name: str, queue_id: int) -> bool:
+    def _has_queue(self, name: str, queue_id: int) -> bool:
         """Return whether a queue of a topic exists."""
         topic = self._topics.get(name)
         return topic is not None and queue_id < topic.queue_count
@@ -146,11 +152,9 @@ class TransactionsFeature(Feature):
         Raises:
             SystemBusy: Too many half messages wait.
             SequenceConflict: Others are stored under their ids.
-            BrokerNotAvailable: Its twin is not safe yet, or a crash is still being mended.
+            BrokerNotAvailable: Its twin is not safe yet.
         """
         halves = self._halves
-        if halves.torn:
-            raise BrokerNotAvailable("commits that a crash cut off could not be written again yet")
         try:
             twin = halves.table.admit(
                 header.producer_id, header.first_sequence, header.message_count, header.producer_crc
@@ -168,32 +172,33 @@ class TransactionsFeature(Feature):
 
     # ---- Decisions -----------------------------------------------------------------------
 
-    def end_transaction(self, request: Request, asked: EndTransactionRequest) -> Answer | None:
+    def end_transaction(self, request: Request, header: EndTransactionRequest) -> Answer | None:
         """A producer decides about half messages; answered when that is stored."""
-        return self._decide(request, decode_ends(request.command.body), asked.group)
+        return self._decide(request, decode_ends(request.command.body), header.group)
 
-    def end_half_message(self, request: Request, asked: EndHalfMessageRequest) -> Answer | None:
+    def end_half_message(self, request: Request, header: EndHalfMessageRequest) -> Answer | None:
         """An administrator decides about a half message."""
-        half, ordinal = self._find(asked.message_id)
-        end = End(half.base, half.producer_id, half.first_sequence, ordinal, 1, asked.decision)
-        _log.warning("an administrator ends half message %s: %s", asked.message_id, end.decision)
+        half, ordinal = self._find(request, header.message_id)
+        end = End(half.base, half.producer_id, half.first_sequence, ordinal, 1, header.decision)
+        _log.warning("an administrator ends half message %s: %s", header.message_id, end.decision)
         return self._decide(request, [end])
 
     def _decide(self, request: Request, ends: list[End], group: str | None = None) -> Answer | None:
         desk = self._halves
-        if desk.torn:
-            raise BrokerNotAvailable("commits that a crash cut off could not be written again yet")
         table = desk.table
         opened = OpenEnd(request.later(), [], [])
-        may_commit = self.has_queue
+        may_commit = self._has_queue
         safe_offset = self._commit_point.high_watermark()
         halves = [table.batches.get(end.base_queue_offset) for end in ends]
+        namespace = request.peer.principal.namespace
         for topic in {half.topic for half in halves if half is not None}:
             # All of them, before anything is decided.
-            self._permit(request.peer, request.command.code, topic)
+            if is_within(namespace, topic):
+                self._permit(request.peer, request.command.code, topic)
         for end, half in zip(ends, halves, strict=True):
             before = table.staged_total
-            if group is not None and not desk.proofs.holds(end):
+            is_of_others = half is not None and not is_within(namespace, half.topic)
+            if is_of_others or (group is not None and not desk.proofs.holds(end)):
                 outcome = EndOutcome.NOT_PROVEN
             elif (
                 end.decision == Decision.COMMIT
@@ -218,26 +223,35 @@ class TransactionsFeature(Feature):
         return self._answer_of(opened)
 
     def finish(self) -> None:
-        """Hands what was decided during the tick to the store; before ``finish_sends``."""
+        """Hands the decisions of the turn to the store; before ``finish_sends``."""
         desk = self._halves
         opens, desk.opens = desk.opens, []
         parks, desk.parks = desk.parks, []
         further, desk.ops = desk.ops, []
-        runs, ops, copies = self._copies(desk.table.take(), parks, opens)
-        ops += further
+        decided = self._decided(desk.table.take(), parks, opens)
+        decided += [_Decided([op]) for op in further]
+        most_bytes = self._writes.group_bytes - OPS_ROOM
+        groups = list(divided(decided, lambda one: one.size, most_bytes))
         for opened in opens:
-            opened.flights += 1
-        if not ops:
+            opened.flights += max(len(groups), 1)
+        if not groups:
             self._landed(Flight([], [], 0, opens), None, 0)
-            return
+        for group in groups:
+            self._store_group(group, opens)
+
+    def _store_group(self, decided: list["_Decided"], opens: list[OpenEnd]) -> None:
+        """Stages a batch of op records and, all or none with it, what they commit and park."""
+        desk = self._halves
         ops_batch = encode_ops(
-            ops,
+            [op for one in decided for op in one.ops],
             producer_id=self._instance_id,
             first_sequence=desk.next_sequence,
             born_timestamp=self._clock.wall_ms(),
         )
         op_count = read_header(ops_batch).message_count
         desk.next_sequence += op_count
+        runs = [one.run for one in decided if one.run is not None]
+        parks = joined_parks(one.park for one in decided if one.park is not None)
         flight = Flight(runs, parks, op_count, opens)
 
         def on_stored(outcomes: list[BatchOutcome]) -> None:
@@ -247,47 +261,45 @@ class TransactionsFeature(Feature):
 
         try:
             self._writes.ensure_topic(TRANS_OP_HALF_TOPIC)
+            copies = [copy for one in decided for copy in one.copies]
             self._writes.put_encoded([ops_batch, *copies], on_stored)
         except MQMeshError as error:
             self._landed(flight, error, 0)
 
-    def _copies(
+    def _decided(
         self, runs: list[DecidedRun], parks: list[Park], opens: list[OpenEnd]
-    ) -> tuple[list[DecidedRun], list[Op], list[bytes]]:
+    ) -> list["_Decided"]:
         """Makes the op records of decisions and of what is parked, and the batches beside them.
 
-        Returns:
-            The decisions that can be written, the records, and the batches.
+        Half messages that are lost are left out.
         """
-        good: list[DecidedRun] = []
-        ops: list[Op] = []
-        copies: list[bytes] = []
-        source: _HalfSource | None = None
-        wanted: list[tuple[HalfBatch, Op, DecidedRun | None]] = [
-            (run.batch, _op_of(run), run) for run in runs
-        ]
+        wanted = [_Decided([_op_of(run)], run=run) for run in runs]
         for park in parks:
-            for first, count in runs_of(park.ordinals):
-                op = Op(park.batch.base, first, count, OpKind.PARK, park.check_times)
-                wanted.append((park.batch, op, None))
-        for half, op, run in wanted:
-            if op.kind != OpKind.ROLLBACK:
-                try:
-                    if source is None or source.half is not half:
-                        source = _HalfSource(self._store, half)
-                    copies.append(source.copy(op))
-                except MQMeshError as error:
-                    # Retention took the half messages, or the disk damaged them.
-                    if run is not None:
-                        self._halves.table.failed([run])
-                        for opened in opens:
-                            opened.lose(half.base)
-                    self._halves.lose(half, str(error))
-                    continue
-            ops.append(op)
-            if run is not None:
-                good.append(run)
-        return good, ops, copies
+            ops = [
+                Op(park.batch.base, first, count, OpKind.PARK, park.check_times)
+                for first, count in runs_of(park.ordinals)
+            ]
+            wanted.append(_Decided(ops, park=park))
+        found: list[_Decided] = []
+        source: _HalfSource | None = None
+        for one in wanted:
+            half = one.half
+            try:
+                for op in one.ops:
+                    if op.kind != OpKind.ROLLBACK:
+                        if source is None or source.half is not half:
+                            source = _HalfSource(self._store, half)
+                        one.copies.append(source.copy(op))
+            except MQMeshError as error:
+                # Retention took the half messages, or the disk damaged them.
+                if one.run is not None:
+                    self._halves.table.failed([one.run])
+                    for opened in opens:
+                        opened.lose(half.base)
+                self._halves.lose(half, str(error))
+                continue
+            found += one.parts()
+        return found
 
     def _landed(self, flight: Flight, error: MQMeshError | None, status: int) -> None:
         """Complete a flight: it is in the log, or was refused."""
@@ -340,9 +352,6 @@ class TransactionsFeature(Feature):
     def tick(self, now_ms: int) -> None:
         """Asks members of producer groups about what waits for too long; ten times a second."""
         desk = self._halves
-        if desk.torn:
-            self._write_torn()
-            return
         self._drop_deleted()
         for effect in desk.table.tick(now_ms, self._groups.producers):
             if not self._commit_point.is_safe(effect.batch.end_offset):
@@ -408,52 +417,42 @@ class TransactionsFeature(Feature):
             desk.lose(oldest, "the log does not reach back so far any more (file_reserved_time)")
             oldest = next(iter(desk.table.batches.values()), None)
 
-    def _write_torn(self) -> None:
-        """Writes what a crash cut off; nothing is decided before that is done."""
-        desk = self._halves
-        if desk.is_mending:
-            return  # with SYNC_FLUSH the disk may take longer than a tick
-
-        def on_stored(outcomes: list[BatchOutcome]) -> None:
-            desk.is_mending = False
-            bad = [one.remark for one in outcomes if one.code != _OK]
-            if bad:
-                _log.error("commits that a crash cut off could not be written again: %s", bad[0])
-            else:
-                desk.torn = []
-
-        self._writes.put_encoded(desk.torn, on_stored)
-        desk.is_mending = True
-
     # ---- Administration ------------------------------------------------------------------
 
-    def list_half_messages(self, request: Request, asked: ListHalfMessagesRequest) -> HalfList:
+    def list_half_messages(self, request: Request, header: ListHalfMessagesRequest) -> HalfList:
         """Return the half messages that wait for their decision, oldest first."""
         table = self._halves.table
         watches = self._watches()
         members: dict[str, int] = {}
         now_ms = self._clock.wall_ms()
+        namespace = request.peer.principal.namespace or header.namespace
         found: list[HalfInfo] = []
+        pending, parked = table.pending_count, table.parked_count
+        if namespace:
+            own = [one for one in table.batches.values() if _is_of(one, namespace)]
+            pending = sum(one.states.count(PENDING) for one in own)
+            parked = sum(one.parked for one in own)
         for half in table.batches.values():
             if (
-                (asked.group and half.group != asked.group)
-                or (asked.topic and half.topic != asked.topic)
-                or now_ms - half.store_timestamp < asked.min_age_ms
-                or (asked.parked and not half.parked)
+                not _is_of(half, namespace)
+                or (header.group and half.group != header.group)
+                or (header.topic and half.topic != header.topic)
+                or now_ms - half.store_timestamp < header.min_age_ms
+                or (header.parked and not half.parked)
             ):
                 continue
             for ordinal, state in enumerate(half.states):
-                if len(found) >= asked.max_count:
+                if len(found) >= header.max_count:
                     break
-                if state == PARKED or (state == PENDING and not asked.parked):
+                if state == PARKED or (state == PENDING and not header.parked):
                     if half.group not in members:
                         members[half.group] = len(self._groups.producers(half.group))
                     found.append(self._info(half, ordinal, watches, members[half.group]))
-        return HalfList(found, table.pending_count, table.parked_count)
+        return HalfList(found, pending, parked)
 
-    def view_half_message(self, request: Request, asked: ViewHalfMessageRequest) -> Reply:
+    def view_half_message(self, request: Request, header: ViewHalfMessageRequest) -> Reply:
         """A half message that waits, with its contents."""
-        half, ordinal = self._find(asked.message_id)
+        half, ordinal = self._find(request, header.message_id)
         self._permit(request.peer, request.command.code, half.topic)
         data = self._store.read_at(CommitLogOffset(half.commitlog_offset))
         members = len(self._groups.producers(half.group))
@@ -500,9 +499,9 @@ class TransactionsFeature(Feature):
             members,
         )
 
-    def _find(self, message_id: str) -> tuple[HalfBatch, int]:
+    def _find(self, request: Request, message_id: str) -> tuple[HalfBatch, int]:
         found = self._halves.table.find(*parse_message_id(message_id))
-        if found is None:
+        if found is None or not _is_of(found[0], request.peer.principal.namespace):
             raise BrokerError(
                 f"no half message {message_id} waits at this broker",
                 code=ResponseCode.QUERY_NOT_FOUND,
@@ -569,6 +568,47 @@ class TransactionsFeature(Feature):
     )
 
 
+class _Decided(msgspec.Struct):
+    """Op records that are stored together, with the batches of what they commit or park.
+
+    Attributes:
+        ops: The records.
+        copies: The batches.
+        run: The decision that they are of.
+        park: What they park.
+    """
+
+    ops: list[Op]
+    copies: list[bytes] = []
+    run: DecidedRun | None = None
+    park: Park | None = None
+
+    @property
+    def half(self) -> HalfBatch:
+        """The half batch of the decision, or of what is parked."""
+        owner = self.run or self.park
+        assert owner is not None
+        return owner.batch
+
+    def parts(self) -> list["_Decided"]:
+        """Return what is stored all or none: each run of messages that are parked by itself."""
+        if self.park is None:
+            return [self]
+        return [
+            _Decided(
+                [op],
+                [copy],
+                park=Park(self.park.watch, list(range(op.first, op.first + op.count))),
+            )
+            for op, copy in zip(self.ops, self.copies, strict=True)
+        ]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all that, about; never too few."""
+        return OP_BYTES * len(self.ops) + sum(map(len, self.copies))
+
+
 class _HalfSource:
     """A half batch that copies are made of; taken apart once, however many they are."""
 
@@ -585,6 +625,10 @@ class _HalfSource:
         copy = copy_of(op, self._header, self._data, self._raws)
         assert copy is not None
         return copy
+
+
+def _is_of(half: HalfBatch, namespace: str) -> bool:
+    return is_within(namespace, half.topic) and is_within(namespace, half.group)
 
 
 def _op_of(run: DecidedRun) -> Op:

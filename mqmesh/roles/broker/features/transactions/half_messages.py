@@ -2,7 +2,6 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable
 from random import Random
 from typing import Final
 
@@ -94,8 +93,6 @@ class PendingHalfMessages:
         parks: What is to be parked.
         ops: Further op records to be written.
         proofs: Of who may decide.
-        torn: Batches that a crash cut off and that are not written again yet.
-        is_mending: They are being written just now.
         next_sequence: Of the next op record.
         checks_sent: How often somebody was asked.
         ended: Messages committed and rolled back since the broker leads, by decision and topic.
@@ -110,8 +107,6 @@ class PendingHalfMessages:
         self.parks: list[Park] = []
         self.ops: list[Op] = []
         self.proofs = EndProofs(chance)
-        self.torn: list[bytes] = []
-        self.is_mending = False
         self._store: MessageStore | None = None
         self.next_sequence = 0
         self.saved_changes = -1
@@ -143,21 +138,17 @@ class PendingHalfMessages:
         self,
         store: MessageStore,
         document: bytes | None,
-        has_queue: Callable[[str, int], bool],
         *,
         wall_ms: int,
         now_ms: int,
-        segment_bytes: int,
     ) -> None:
         """Fills the table from the store.
 
         Args:
             store: Open.
             document: The last checkpoint, None if there is none.
-            has_queue: Tells whether a queue of a topic still exists.
             wall_ms: Now, wall clock.
             now_ms: Now, monotonic.
-            segment_bytes: Of the store's log.
         """
         self._store = store
         checkpoint = None
@@ -167,15 +158,7 @@ class PendingHalfMessages:
             except CorruptRecord as error:
                 # Nothing is lost: the half topic and the op topic say the same, in more words.
                 _log.error("%s", error)
-        recovery = HalfRecovery(
-            store,
-            self.table,
-            has_queue,
-            wall_ms=wall_ms,
-            now_ms=now_ms,
-            segment_bytes=segment_bytes,
-        )
-        self.torn = recovery.run(checkpoint)
+        HalfRecovery(store, self.table, wall_ms=wall_ms, now_ms=now_ms).run(checkpoint)
 
     def count_end(self, run: DecidedRun, wall_ms: int) -> None:
         """Half messages have ended.

@@ -2,8 +2,8 @@
 
 An op message's body is 1 to 52,428 entries of 20 bytes, little endian: queue offset of the
 half batch i64, ordinal of the first message u32, number of messages u32, kind u8, reserved
-u8, check times u16. All decisions of a tick are in one batch, which stands in the log right
-before the messages that it commits: what was torn in between is written again at the start.
+u8, check times u16. Decisions of a turn are in one batch, or in several where they are many;
+each batch is in a group with the messages that it commits: of both all is in the log or nothing.
 On disk: never changes.
 """
 

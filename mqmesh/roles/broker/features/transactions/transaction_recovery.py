@@ -1,13 +1,8 @@
-"""Half messages after a start: read again from the log, and torn commits written again.
-
-One write of the store holds the op records of a tick and, behind them, the messages that they
-commit. A log loses only its end, so at most the last batch of op records can lack some of its
-messages; those are looked for and, where they are missing, written again.
-"""
+"""Half messages after a start: read again from the log."""
 
 import heapq
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -15,13 +10,7 @@ import msgspec
 from mqmesh.batch.half_batch import HALF_QUEUE, immunity_ms, is_half, read_half_meta
 from mqmesh.batch.iter_batches import iter_batches
 from mqmesh.batch.payload import Buffer
-from mqmesh.batch.record_batch import (
-    Attributes,
-    BatchHeader,
-    decode_messages,
-    read_header,
-    read_meta,
-)
+from mqmesh.batch.record_batch import Attributes, BatchHeader, decode_messages
 from mqmesh.batch.redelivery import redeliver
 from mqmesh.errors import CorruptBatch, CorruptRecord, StorageError
 from mqmesh.message import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
@@ -33,7 +22,6 @@ from mqmesh.roles.broker.features.transactions.transaction_table import Transact
 from mqmesh.storage.interface import GetStatus, MessageStore
 from mqmesh.units import MIB
 
-HasQueue = Callable[[str, int], bool]
 READ_BYTES: Final = 1 * MIB
 
 _log = logging.getLogger(__name__)
@@ -45,39 +33,24 @@ class HalfRecovery:
     Args:
         store: The store, open.
         table: Empty.
-        has_queue: Tells whether a queue of a topic still exists.
         wall_ms: Now, wall clock.
         now_ms: Now, monotonic.
-        segment_bytes: Of the store's log.
     """
 
     def __init__(
-        self,
-        store: MessageStore,
-        table: Transactions,
-        has_queue: HasQueue,
-        *,
-        wall_ms: int,
-        now_ms: int,
-        segment_bytes: int,
+        self, store: MessageStore, table: Transactions, *, wall_ms: int, now_ms: int
     ) -> None:
         self._store = store
         self._table = table
-        self._has_queue = has_queue
         self._wall_ms = wall_ms
         self._now_ms = now_ms
-        self._segment_bytes = segment_bytes
         self.read_batches = 0
 
-    def run(self, checkpoint: HalfCheckpoint | None) -> list[bytes]:
+    def run(self, checkpoint: HalfCheckpoint | None) -> None:
         """Reads what the checkpoint does not say.
 
         Args:
             checkpoint: The last one, None if there is none.
-
-        Returns:
-            Batches that the last op records say are there, and that are not: they must be
-            stored before anything else is decided.
         """
         store, table = self._store, self._table
         half_min, half_max = store.queue_bounds(TRANS_HALF_TOPIC, HALF_QUEUE)
@@ -111,7 +84,6 @@ class HalfRecovery:
                 table.parked_count,
                 self.read_batches,
             )
-        return self._missing(int(op_max)) if op_max > op_min else []
 
     # ---- Reading ------------------------------------------------------------------------
 
@@ -217,56 +189,6 @@ class HalfRecovery:
                 due_ms = self._now_ms + max(interval_ms - since_ms, 0)
                 again = CheckedMessages(op.first, op.count, op.checks, due_ms)
                 asked.setdefault(op.base, []).append(again)
-
-    # ---- Torn commits ------------------------------------------------------------------------
-
-    def _missing(self, op_max: int) -> list[bytes]:
-        last = next(self._batches(TRANS_OP_HALF_TOPIC, OP_QUEUE, op_max - 1, 1), None)
-        if last is None:
-            return []
-        header, data = last
-        try:
-            ops = decode_ops(data, header)
-        except CorruptBatch:
-            return []  # it was logged above
-        copies = []
-        for op in ops:
-            found = next(self._batches(TRANS_HALF_TOPIC, HALF_QUEUE, op.base, 1), None)
-            # Half messages that are gone have gone long ago: then nothing was cut off.
-            if found is not None and found[0].base_queue_offset == op.base:
-                copy = copy_of(op, *found)
-                if copy is not None:
-                    copies.append(copy)
-        room = sum(map(len, copies)) + self._segment_bytes
-        if self._store.stats().max_commitlog_offset - header.end_offset > room:
-            return []  # the log goes on behind them
-        missing = [copy for copy in copies if not self._is_stored(header.commitlog_offset, copy)]
-        if missing:
-            _log.warning("%d commits were cut off by the crash and are written again", len(missing))
-        return missing
-
-    def _is_stored(self, after: int, copy: bytes) -> bool:
-        """True when a batch like this stands in its queue behind an offset of the log."""
-        wanted = read_header(copy)
-        topic = read_meta(copy, wanted).topic
-        if topic != TRANS_CHECK_MAX_TIME_TOPIC and not self._has_queue(topic, wanted.queue_id):
-            return True  # nobody wants it any more
-        low, high = map(int, self._store.queue_bounds(topic, wanted.queue_id))
-        while low < high:
-            middle = (low + high) // 2
-            header = next(self._batches(topic, wanted.queue_id, middle, 1), (None, None))[0]
-            if header is None or header.commitlog_offset > after:
-                high = middle
-            else:
-                low = header.next_queue_offset
-        for header, _ in self._batches(topic, wanted.queue_id, low):
-            if (
-                header.producer_id == wanted.producer_id
-                and header.first_sequence == wanted.first_sequence
-                and header.message_count == wanted.message_count
-            ):
-                return True
-        return False
 
 
 def _place(found: tuple[BatchHeader, memoryview]) -> int:

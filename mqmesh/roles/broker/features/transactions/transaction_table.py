@@ -177,7 +177,7 @@ class Transactions:
 
         Args:
             end: The decision.
-            may_commit: Tells whether a queue of a topic still exists.
+            may_commit: Returns whether a queue of a topic still exists.
             group: Producer group that decides; None for administrators.
 
         Raises:

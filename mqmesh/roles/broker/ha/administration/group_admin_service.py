@@ -109,16 +109,16 @@ class GroupAdminService:
 
     # ---- Who belongs to the group ----------------------------------------------------
 
-    def _on_change_voters(self, request: Request, asked: ChangeVotersRequest) -> Answer | None:
+    def _on_change_voters(self, request: Request, header: ChangeVotersRequest) -> Answer | None:
         leadership = self._view.leadership()
         if leadership is None or not leadership.is_confirmed:
             raise NotMaster("this replica does not lead, or has only begun to")
-        check_epoch(asked.epoch, leadership.epoch)
+        check_epoch(header.epoch, leadership.epoch)
         in_sync, deadline_ms = leadership.in_sync, self._clock.monotonic_ms() + VOTERS_PATIENCE_MS
         in_sync.change_voters(
-            asked.replica_id,
+            header.replica_id,
             leadership.policy.minimum,
-            adds=asked.adds,
+            adds=header.adds,
             deadline_ms=deadline_ms,
         )
         if in_sync.voters_change is None:
@@ -162,10 +162,10 @@ class GroupAdminService:
 
     # ---- Whether somebody may stand --------------------------------------------------
 
-    def _on_pause(self, request: Request, asked: PauseFailoverRequest) -> None:
+    def _on_pause(self, request: Request, header: PauseFailoverRequest) -> None:
         def edit(state: GroupState) -> GroupState:
-            check_epoch(asked.epoch, state.epoch)
-            return msgspec.structs.replace(state, paused=asked.paused)
+            check_epoch(header.epoch, state.epoch)
+            return msgspec.structs.replace(state, paused=header.paused)
 
         pending = request.later()
 
@@ -175,7 +175,7 @@ class GroupAdminService:
                 return
             _log.warning(
                 "%s stands when the master of %s is missed",
-                "nobody" if asked.paused else "another replica",
+                "nobody" if header.paused else "another replica",
                 self._group,
             )
             pending.done(PauseFailoverResponse(outcome.epoch))
@@ -196,27 +196,27 @@ class GroupAdminService:
 
         self._coordinator.read_settings(on_done)
 
-    def _on_get_settings(self, request: Request, asked: HaSettingsRequest) -> None:
-        self._coordinator.read_settings(partial(self._tell_settings, request.later()))
+    def _on_get_settings(self, request: Request, header: HaSettingsRequest) -> None:
+        self._coordinator.read_settings(partial(self._reply_settings, request.later()))
 
-    def _on_put_settings(self, request: Request, asked: PutHaSettingsRequest) -> None:
-        wanted = checked(asked.settings)
+    def _on_put_settings(self, request: Request, header: PutHaSettingsRequest) -> None:
+        wanted = checked(header.settings)
         self._view.check_settings(wanted)
-        self._put_settings(request.later(), asked.version, wanted, PUTS)
+        self._put_settings(request.later(), header.version, wanted, PUTS)
 
     def _put_settings(
         self, pending: PendingReply, version: int, wanted: dict[str, SettingValue], tries: int
     ) -> None:
         def on_put(outcome: int | MQMeshError) -> None:
             if isinstance(outcome, int):
-                self._tell_settings(pending, SettingsRecord(outcome, wanted))
+                self._reply_settings(pending, SettingsRecord(outcome, wanted))
             elif isinstance(outcome, OutcomeUnknown) and tries > 1:
                 # The same again, on the same version: it is settled when that has moved.
                 put = partial(self._put_settings, pending, version, wanted, tries - 1)
                 self._loop.call_later(REREAD_MS, put)
             elif isinstance(outcome, Conflict) and isinstance(outcome.record, SettingsRecord):
                 if outcome.record.settings == wanted:
-                    self._tell_settings(pending, outcome.record)
+                    self._reply_settings(pending, outcome.record)
                     return
                 newest = outcome.record.version
                 why = f"the settings have version {newest} by now, not {version}: look again"
@@ -226,13 +226,13 @@ class GroupAdminService:
 
         self._coordinator.put_settings(version, wanted, on_put)
 
-    def _tell_settings(self, pending: PendingReply, outcome: SettingsRecord | MQMeshError) -> None:
+    def _reply_settings(self, pending: PendingReply, outcome: SettingsRecord | MQMeshError) -> None:
         if isinstance(outcome, MQMeshError):
             pending.fail(outcome)
             return
         self._view.on_settings(outcome)
-        told = HaSettings(outcome.version, settings_of(outcome))
-        pending.done(told)
+        settings = HaSettings(outcome.version, settings_of(outcome))
+        pending.done(settings)
 
 
 def check_epoch(seen: int, newest: int) -> None:

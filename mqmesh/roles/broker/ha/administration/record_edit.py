@@ -33,7 +33,7 @@ class RecordEdit:
         group: Broker group.
         session: Of this replica, None without one.
         edit: Makes the next state of one; the same one if nothing is to be changed. May raise.
-        on_done: Told the state that the record has in the end, or why it has not.
+        on_done: Called with the state that the record has in the end, or why it has not.
         call_later: Has the loop call back after so many ms.
     """
 

@@ -18,7 +18,7 @@ import msgspec
 from mqmesh.coordination.interface import AckReplicas, GroupState
 from mqmesh.roles.broker.ha.lead.lease import ISOLATED_MS
 
-ASKS: Final = 4
+REQUESTS_PER_LEASE: Final = 4
 """Times that all are asked within the life of a session, from half of it without a renewal."""
 
 
@@ -29,13 +29,13 @@ class Failsafe(msgspec.Struct):
         ttl_ms: A promise holds for so long (lease_ttl_ms).
         is_enabled: It asks for promises (failsafe).
         until_ms: Until when each replica has promised, by id.
-        ask_ms: When all are asked next.
+        next_ms: When all are asked next.
     """
 
     ttl_ms: int
     is_enabled: bool = True
     until_ms: dict[int, int] = {}
-    ask_ms: int = 0
+    next_ms: int = 0
 
     def must_ask(self, lease_ms: int, now_ms: int) -> bool:
         """Return whether to ask all electable replicas now, and plan the next time.
@@ -44,19 +44,19 @@ class Failsafe(msgspec.Struct):
             lease_ms: The leader's session lives for so long if it is not renewed.
             now_ms: Clock since boot.
         """
-        if not self.is_enabled or lease_ms > self.ttl_ms // 2 or now_ms < self.ask_ms:
+        if not self.is_enabled or lease_ms > self.ttl_ms // 2 or now_ms < self.next_ms:
             return False
-        self.ask_ms = now_ms + self.ttl_ms // ASKS
+        self.next_ms = now_ms + self.ttl_ms // REQUESTS_PER_LEASE
         return True
 
-    def on_promised(self, replica_id: int, asked_ms: int) -> None:
+    def on_promised(self, replica_id: int, sent_ms: int) -> None:
         """A replica has promised to hold still.
 
         Args:
             replica_id: Which.
-            asked_ms: When it was asked, clock since boot.
+            sent_ms: When it was asked, clock since boot.
         """
-        until_ms = asked_ms + self.ttl_ms
+        until_ms = sent_ms + self.ttl_ms
         self.until_ms[replica_id] = max(until_ms, self.until_ms.get(replica_id, 0))
 
     def holds(self, others: Collection[int], now_ms: int) -> bool:

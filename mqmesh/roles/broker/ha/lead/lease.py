@@ -27,19 +27,19 @@ class SessionLease(msgspec.Struct):
         ttl_ms: It ends so long after the last renewal (lease_ttl_ms).
         deadline_ms: When it ends, by what is known; 0 before there was one.
         renew_ms: When it is renewed next, or asked for.
-        asked_ms: When it was asked for, while the answer is on its way.
+        requested_ms: When it was asked for, while the answer is on its way.
     """
 
     ttl_ms: int
     deadline_ms: int = 0
     renew_ms: int = 0
-    asked_ms: int | None = None
+    requested_ms: int | None = None
 
     def must_ask(self, now_ms: int) -> bool:
         """Return whether to ask for a session, or its renewal, now; one at a time."""
-        if self.asked_ms is not None or now_ms < self.renew_ms:
+        if self.requested_ms is not None or now_ms < self.renew_ms:
             return False
-        self.asked_ms = now_ms
+        self.requested_ms = now_ms
         self.renew_ms = now_ms + self.ttl_ms // RENEWALS
         return True
 
@@ -49,30 +49,30 @@ class SessionLease(msgspec.Struct):
 
     def on_beginning(self) -> None:
         """A session is asked for in place of another: the shorter time counts from now on."""
-        assert self.asked_ms is not None, "a session that nobody asked for"
-        self.deadline_ms = min(self.deadline_ms, self.asked_ms + self.ttl_ms)
+        assert self.requested_ms is not None, "a session that nobody asked for"
+        self.deadline_ms = min(self.deadline_ms, self.requested_ms + self.ttl_ms)
 
     def on_begun(self) -> None:
         """A session has begun, at the earliest when it was asked for."""
-        assert self.asked_ms is not None, "a session that nobody asked for"
-        self.on_renewed(self.asked_ms + self.ttl_ms)
+        assert self.requested_ms is not None, "a session that nobody asked for"
+        self.on_renewed(self.requested_ms + self.ttl_ms)
 
     def on_renewed(self, deadline_ms: int) -> None:
         """Extend the lease to a deadline; an earlier one changes nothing."""
-        self.asked_ms = None
+        self.requested_ms = None
         self.deadline_ms = max(self.deadline_ms, deadline_ms)
 
     def on_not_begun(self, now_ms: int) -> None:
         """Ask for a session again after a while, since there is none."""
-        self.asked_ms, self.renew_ms = None, now_ms + RETRY_MS
+        self.requested_ms, self.renew_ms = None, now_ms + RETRY_MS
 
     def on_not_renewed(self) -> None:
         """The coordinator could not be asked: the lease holds for as long as it did."""
-        self.asked_ms = None
+        self.requested_ms = None
 
     def on_lost(self) -> None:
         """The session has ended: others may know it already."""
-        self.asked_ms, self.renew_ms, self.deadline_ms = None, 0, 0
+        self.requested_ms, self.renew_ms, self.deadline_ms = None, 0, 0
 
     def give_up(self, until_ms: int) -> None:
         """End the lease on purpose, and ask for none until then."""

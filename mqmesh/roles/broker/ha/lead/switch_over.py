@@ -54,7 +54,7 @@ def choose_successor(
         leadership: Of now.
         log_end: Where the leader's log ends.
         wanted: Replica id; 0 for the one that has most, but a preferred one first.
-        unable: Replicas whose disks take no writes, or that nobody has heard of.
+        unable: Replicas whose disks take no writes, or that have never connected.
         preferred: Replicas that lead where others could as well.
 
     Raises:

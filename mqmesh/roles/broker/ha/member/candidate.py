@@ -24,13 +24,13 @@ from mqmesh.protocol.replication import FenceRequest, FenceResponse, StandReques
 from mqmesh.roles.broker.config import BrokerConfig
 from mqmesh.roles.broker.ha.confirm import least_to_confirm
 from mqmesh.roles.broker.ha.effects import (
+    AskToStand,
     ChangeRecord,
     Effect,
     Fence,
     Follow,
     Lead,
     ReadRecord,
-    TellToStand,
 )
 from mqmesh.roles.broker.ha.election import (
     ELECTION_MS,
@@ -104,7 +104,7 @@ class Candidate:
         session: Of the replica.
         peers: The other replicas.
         replica: The process.
-        chronicle: Told of a master that is missed.
+        chronicle: Notified of a master that is missed.
         member: The replica's membership.
         world: Time and chance.
     """
@@ -130,7 +130,7 @@ class Candidate:
         self._loop, self._clock, self._chance = world.loop, world.clock, world.chance
         self._election = Election(member.me)
         self._is_stepping = False
-        self._is_told = False
+        self._is_requested = False
         self._stand_ms: int | None = None
         self._rest_until_ms = 0
         self._look_ms = 0
@@ -203,10 +203,10 @@ class Candidate:
         """
         now_ms = self._clock.monotonic_ms()
         self._rest_until_ms = now_ms
-        self._stand(reason, now_ms, is_told=True, is_unclean=is_unclean)
+        self._stand(reason, now_ms, is_requested=True, is_unclean=is_unclean)
 
     def _stand(
-        self, reason: str, now_ms: int, *, is_told: bool = False, is_unclean: bool = False
+        self, reason: str, now_ms: int, *, is_requested: bool = False, is_unclean: bool = False
     ) -> None:
         if self.is_standing or not self._session.is_open:
             return
@@ -214,7 +214,7 @@ class Candidate:
             _log.info("this replica has promised not to stand for %d ms more", still_ms)
             return
         # The sender has looked whether there is a leader, and has it fenced by now.
-        self._is_told = is_told
+        self._is_requested = is_requested
         _log.warning("this replica stands for election: %s", reason)
         self._chronicle.on_missed(now_ms - self._replica.silent_ms(now_ms))
         self._election.me = self._member.me
@@ -266,7 +266,7 @@ class Candidate:
                 self._change(effect)
             elif isinstance(effect, Fence):
                 self._fence(effect)
-            elif isinstance(effect, TellToStand):
+            elif isinstance(effect, AskToStand):
                 header = encode_header(
                     StandRequest(self._config.broker_name, self._config.broker_id)
                 )
@@ -285,7 +285,7 @@ class Candidate:
         if self._closed or isinstance(outcome, MQMeshError):
             return  # it is read again, or the election ends
         view = msgspec.structs.replace(self._member.view, record=outcome)
-        lives = not self._is_told and not self._suspicion(view, now_ms).stands
+        lives = not self._is_requested and not self._suspicion(view, now_ms).stands
         self._carry_out(self._election.on_read(outcome, now_ms, leader_lives=lives))
 
     def _change(self, effect: ChangeRecord) -> None:

@@ -548,39 +548,39 @@ class GroupMember:
 
     # ---- Other replicas --------------------------------------------------------------
 
-    def _on_fence(self, request: Request, asked: FenceRequest) -> Answer:
-        self._check_group(asked.broker_name)
-        if asked.epoch > self._promises.promised_epoch:
-            self._candidacy.on_stale(asked.epoch)
+    def _on_fence(self, request: Request, header: FenceRequest) -> Answer:
+        self._check_group(header.broker_name)
+        if header.epoch > self._promises.promised_epoch:
+            self._candidacy.on_stale(header.epoch)
             # Before it is answered, since nothing may be confirmed any more once it is.
-            self.step_down(f"replica {asked.replica_id} stands for epoch {asked.epoch}")
-        return self.promise(asked.epoch)
+            self.step_down(f"replica {header.replica_id} stands for epoch {header.epoch}")
+        return self.promise(header.epoch)
 
-    def _on_stand(self, request: Request, asked: StandRequest) -> Reply:
-        self._check_group(asked.broker_name)
+    def _on_stand(self, request: Request, header: StandRequest) -> Reply:
+        self._check_group(header.broker_name)
         if self.leadership is None:
-            reason = f"replica {asked.replica_id} says that this one has more"
+            reason = f"replica {header.replica_id} says that this one has more"
             self._candidacy.stand_at_once(reason)
         return Reply()
 
-    def _on_hold_still(self, request: Request, asked: HoldStillRequest) -> Reply:
-        self._check_group(asked.broker_name)
+    def _on_hold_still(self, request: Request, header: HoldStillRequest) -> Reply:
+        self._check_group(header.broker_name)
         state = self.view.record.state
         newest = max(self._promises.promised_epoch, 0 if state is None else state.epoch)
-        if asked.epoch < newest:
-            raise StaleEpoch(f"epoch {asked.epoch} is over, {newest} was promised or has begun")
+        if header.epoch < newest:
+            raise StaleEpoch(f"epoch {header.epoch} is over, {newest} was promised or has begun")
         if self.leadership is not None or self._candidacy.is_standing:
             raise InvalidArgument("this replica leads, or stands for election")
-        self._stillness.promise(self._clock.boot_ms() + asked.ttl_ms)
+        self._stillness.promise(self._clock.boot_ms() + header.ttl_ms)
         return Reply()
 
     # ---- Administrators --------------------------------------------------------------
 
-    def _on_elect(self, request: Request, asked: ElectReplicaRequest) -> Reply:
+    def _on_elect(self, request: Request, header: ElectReplicaRequest) -> Reply:
         state, now_ms = self.view.record.state, self._clock.monotonic_ms()
         if state is None:
             raise InvalidArgument("the coordinator knows nothing of this group")
-        check_epoch(asked.epoch, state.epoch)
+        check_epoch(header.epoch, state.epoch)
         if not state.is_voter(self._config.broker_id):
             raise InvalidArgument(outside(self._config.broker_name, self._config.broker_id, state))
         if self.leadership is not None or self._replica.silent_ms(now_ms) < SILENCE_MS:
@@ -593,10 +593,10 @@ class GroupMember:
         self._candidacy.stand_at_once(reason, is_unclean=True)
         return Reply()
 
-    def _on_init(self, request: Request, asked: InitGroupRequest) -> None:
+    def _on_init(self, request: Request, header: InitGroupRequest) -> None:
         if not self._is_known or self.view.record.state is not None:
             raise InvalidArgument("the coordinator knows this group, or cannot be asked now")
-        self._founding.make_anew(request, asked.replica_ids, self._present())
+        self._founding.make_anew(request, header.replica_ids, self._present())
 
     def _check_group(self, broker_name: str) -> None:
         if broker_name != self._config.broker_name:

@@ -24,7 +24,7 @@ class HaMetrics(msgspec.Struct):
         failover_ms: From the last word of the former master until this one served; 0 if it never
             was elected.
         members: The set that was seen last.
-        leaderless_ms: When the former master was heard last, monotonic clock; None while there is
+        leaderless_ms: Last sign of life of the former master, monotonic clock; None while there is
             one.
     """
 
@@ -36,10 +36,10 @@ class HaMetrics(msgspec.Struct):
     members: tuple[MemberIncarnation, ...] = ()
     leaderless_ms: int | None = None
 
-    def on_missed(self, heard_ms: int) -> None:
-        """Note that the replica stands, since the master was heard last at that time."""
+    def on_missed(self, last_seen_ms: int) -> None:
+        """Note that the replica stands: the last sign of life of the master was at that time."""
         if self.leaderless_ms is None:
-            self.leaderless_ms = heard_ms
+            self.leaderless_ms = last_seen_ms
 
     def on_followed(self) -> None:
         """Another replica leads."""
@@ -56,7 +56,7 @@ class HaMetrics(msgspec.Struct):
         self.members = leadership.log.rule.members
 
     def look(self, leadership: Leadership, now_ms: int) -> None:
-        """Tells people of what came of elections, and of changes of the set."""
+        """Logs the outcome of elections, and changes of the set."""
         if self.leaderless_ms is not None and leadership.is_confirmed:
             self.failover_ms = now_ms - self.leaderless_ms
             self.leaderless_ms = None

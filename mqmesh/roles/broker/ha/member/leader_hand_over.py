@@ -40,7 +40,7 @@ class LeaderHandOver:
         replica: The process.
         leadership: While it leads.
         present: All replicas that are there.
-        on_step: Told again and again while one is under way: it is to be asked for its effects.
+        on_step: Called repeatedly while one is under way: its owner takes its effects then.
         world: Time.
     """
 
@@ -122,15 +122,15 @@ class LeaderHandOver:
                 return True
         return step is RetirementStep.STOP
 
-    def on_request(self, request: Request, asked: SwitchOverRequest) -> Reply | None:
+    def on_request(self, request: Request, header: SwitchOverRequest) -> Reply | None:
         """An administrator wants it; is answered when it is known what came of it."""
         leadership = self._leadership()
         if leadership is None or not leadership.is_confirmed:
             raise NotMaster(f"replica {self._replica_id} does not lead")
-        check_epoch(asked.epoch, leadership.epoch)
+        check_epoch(header.epoch, leadership.epoch)
         if self._switch is not None:
             raise InvalidArgument(f"replica {self._switch.successor} is taking over already")
-        self._begin(asked.replica_id, "an administrator wants it so", request)
+        self._begin(header.replica_id, "an administrator wants it so", request)
         return None
 
     def _begin(

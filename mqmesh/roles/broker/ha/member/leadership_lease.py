@@ -68,7 +68,7 @@ class LeadershipLease:
         return leadership is not None and self._failsafe.holds(leadership.electable, now_ms)
 
     def look(self, leadership: Leadership, now_ms: int) -> bool:
-        """Check a leader whose session is not renewed, or that hears too few followers.
+        """Check a leader whose session is not renewed, or that reaches too few followers.
 
         Args:
             leadership: Of now.
@@ -88,7 +88,7 @@ class LeadershipLease:
         if leadership.is_isolated and not was_isolated:
             _log.error("sends are refused: %s", ISOLATED)
         elif was_isolated and not leadership.is_isolated:
-            _log.warning("sends are taken again: the coordinator or enough followers are heard")
+            _log.warning("sends are taken again: the coordinator or enough followers are reached")
         self._look_for_followers(leadership, now_ms)
         return True
 
@@ -100,12 +100,12 @@ class LeadershipLease:
         if leadership.is_cut_off:
             _log.error("sends are refused: %s", CUT_OFF)
         else:
-            _log.warning("sends are taken again: enough followers are heard")
+            _log.warning("sends are taken again: enough followers are reached")
         self._session.renew_soon()  # replicas that could take over have to know
 
     def _ask_to_hold_still(self, leadership: Leadership, boot_ms: int) -> None:
         config, failsafe = self._config, self._failsafe
-        asked = HoldStillRequest(
+        request = HoldStillRequest(
             config.broker_name, leadership.epoch, config.broker_id, failsafe.ttl_ms
         )
 
@@ -113,7 +113,7 @@ class LeadershipLease:
             if not isinstance(outcome, MQMeshError):
                 failsafe.on_promised(replica_id, boot_ms)
 
-        header = encode_header(asked)
+        header = encode_header(request)
         for one in leadership.electable:
             done = partial(on_done, one)
             self._peers.ask(one, RequestCode.HOLD_STILL, header, done, failsafe.ttl_ms)

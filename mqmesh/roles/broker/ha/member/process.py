@@ -54,7 +54,7 @@ class Replica(Protocol):
         """Serve nothing and follow nobody, since it does not belong to the group."""
 
     def silent_ms(self, now_ms: int) -> int:
-        """Return the time since it heard the leader that it follows; monotonic clock."""
+        """Return the time since the last sign of life of its leader; monotonic clock."""
 
 
 class MemberLoop(Protocol):

@@ -107,9 +107,9 @@ class ReplicaSession:
         elif isinstance(outcome, MQMeshError) or self.session_id is None:
             self._lease.on_not_renewed()
         else:
-            asked_ms = self._lease.asked_ms
-            if asked_ms is not None:
-                self._renewals.observe(self._clock.boot_ms() - asked_ms)
+            requested_ms = self._lease.requested_ms
+            if requested_ms is not None:
+                self._renewals.observe(self._clock.boot_ms() - requested_ms)
             self._lease.on_renewed(outcome)
 
     def renew_soon(self) -> None:
@@ -131,7 +131,7 @@ class ReplicaSession:
             group: Broker group.
             version: That the change is made on.
             state: The next one.
-            on_done: Told the outcome; ``CoordinatorUnavailable``, too, if there is no session.
+            on_done: Called with the outcome; ``CoordinatorUnavailable`` if there is no session.
         """
         if self.session_id is None:
             error = CoordinatorUnavailable("this replica has no session at the coordinator")

@@ -100,6 +100,18 @@ def test_what_was_taken_is_added_to_what_was_taken_before():
     assert list(found.values()) == [0b0111]
 
 
+def test_what_was_handed_out_before_goes_first_or_alone():
+    one = Ordered("abcd")
+    one.admit(4)
+    ((lease, _),) = one.take(3)
+    one.nack(lease, 2)
+    found: dict[Run, int] = {}
+    assert one.window.take_free(5, found, only_again=True) == 1
+    assert [list(run.offsets(bits)) for run, bits in found.items()] == [[2]]
+    assert one.window.take_free(5, found) == 1
+    assert [list(run.offsets(bits)) for run, bits in found.items()] == [[2], [3]]
+
+
 def test_messages_without_a_key_have_no_order():
     one = Ordered("---")
     one.admit(3)
@@ -141,7 +153,7 @@ def test_a_rejected_message_frees_its_key_once_that_is_stored():
     left = one.window.nack(lease, 0, 1)
     one.window.leave(left)
     assert one.take(1) == []
-    one.window.gone(left)
+    one.window.settle(left)
     assert offsets_of(one.take(1)) == [1]
 
 
@@ -185,6 +197,18 @@ def test_after_a_restart_only_the_noted_lease_is_shown_and_settles():
     assert new.window.ack(other, 2, 1) is Settled.OK
     assert new.window.ack(lease, 0, 1) is Settled.OK
     assert offsets_of(new.take(5, "c")) == [1]
+
+
+def test_what_was_taken_back_holds_up_nothing_else_of_its_lease():
+    one = Ordered("aab")
+    one.admit(3)
+    ((lease, _),) = one.take(3)
+    one.nack(lease, 0, 1_000)
+    new = recovered(one)
+    assert new.window.extend(lease, 0, 0b110, "a", 0, LEASE_MS) is Settled.OK, "of b"
+    assert new.window.extend(lease, 0, 0b011, "b", 0, LEASE_MS) is Settled.STALE
+    assert new.window.ack(lease, 0, 0b110) is Settled.STALE
+    assert [list(run.offsets()) for run in new.window.runs] == [[0], [1]], "b is settled"
 
 
 def test_after_a_restart_hand_outs_that_the_log_lacks_are_not_met():

@@ -225,6 +225,21 @@ def test_a_lease_that_ended_goes_on_if_nobody_else_has_it():
     assert one.window.floor == 2
 
 
+def test_a_lease_goes_on_with_what_nobody_else_has_got():
+    one = Driven()
+    run = one.take(2)
+    lease = run.lease
+    one.window.tick(LATE)
+    other = one.window.hand_out_again(one.window.due(), 0b01, "b", LATE, LEASE_MS)
+    assert one.window.extend(lease, 0, 0b01, "a", LATE, LEASE_MS) is Settled.STALE
+    assert one.window.extend(lease, 0, 0b11, "a", LATE, LEASE_MS) is Settled.OK
+    assert (one.window.held(lease).low, one.window.held(other.lease).low) == (1, 0)
+    assert one.window.extend(lease, 0, 0b01, "a", LATE, LEASE_MS) is Settled.STALE
+    assert one.window.extend(lease, 0, 0b10, "a", LATE, LEASE_MS) is Settled.OK
+    assert one.window.ack(other.lease, 0, 0b01) is Settled.OK
+    assert one.window.extend(lease, 0, 0b01, "a", LATE, LEASE_MS) is Settled.OK, "it is done"
+
+
 def test_another_member_cannot_extend_a_lease():
     one = Driven()
     run = one.take(2)
@@ -248,7 +263,7 @@ def test_a_message_that_is_sent_back_is_settled_once_that_is_stored():
     assert one.again() is None
     assert one.window.ack(lease, 0, some(3)) is Settled.LEAVING
     assert one.window.floor == 0
-    one.window.gone(left)
+    one.window.settle(left)
     assert (one.window.floor, one.numbers.runs) == (3, 0)
 
 
@@ -525,9 +540,10 @@ class Course:
                         value[2] = max(value[2], self.now_ms + 5_000)
         else:
             got = window.extend(lease, first, bits, "a", self.now_ms, 5_000)
-            assert got is (Settled.OK if may else Settled.STALE)
-            attempt = max((known[offset][1] for offset in offsets), default=0)
-            for offset in offsets if may else ():
+            free = [offset for offset in offsets if known[offset][0] == NOBODY]
+            assert got is (Settled.OK if free or not offsets else Settled.STALE)
+            attempt = max((known[offset][1] for offset in free), default=0)
+            for offset in free:
                 known[offset] = [lease, attempt, self.now_ms + 5_000]
 
 

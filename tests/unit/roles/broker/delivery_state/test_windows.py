@@ -171,6 +171,22 @@ def test_a_start_ends_windows_at_the_end_of_the_log():
     assert other.offsets.query(*KEY) == 0
 
 
+def test_a_snapshot_before_the_start_knows_when_what_waits_is_due():
+    kept, other, late = Kept(), Kept(2), Kept(3)
+    window = kept.windows.begin(KEY, 0)
+    run = take(window, 3)
+    window.nack(run.lease, 0, 0b001, due_ms=5_000)
+    window.nack(run.lease, 0, 0b010)
+    records = kept.written()
+    for copy in (other, late):
+        copy.apply(records)
+        records = list(copy.windows.records_of(KEY))
+    assert [one.due_ms for record in records for one in record.runs] == [1_005_000, 1, 0]
+    late.windows.resume(lambda topic, queue_id: 3, 1_000, 1_001_000, 3_000)
+    (record,) = late.windows.records_of(KEY)
+    assert [one.due_ms for one in record.runs] == [1_005_000, 1, 0]
+
+
 def test_messages_far_apart_are_written_one_by_one_and_others_between_them_stay():
     kept, other = Kept(), Kept(2)
     window = kept.windows.begin(KEY, 0)

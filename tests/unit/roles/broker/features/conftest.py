@@ -51,15 +51,15 @@ class Scene:
     def desk(self) -> PendingHalfMessages:
         return self.stage.features.state.half_messages
 
-    def half(self, *bodies: bytes, topic="t", queue_id=0, seconds=None, sequence=None) -> int:
+    def half(self, *bodies: bytes, topic="t", group="pg", **place) -> int:
         """Sends a half batch; returns its queue offset in the half topic."""
-        outcome = self.send_half(
-            *bodies, topic=topic, queue_id=queue_id, seconds=seconds, sequence=sequence
-        )
+        outcome = self.send_half(*bodies, topic=topic, group=group, **place)
         assert outcome.code == 0, outcome.remark
         return outcome.base_queue_offset
 
-    def send_half(self, *bodies, topic="t", queue_id=0, seconds=None, sequence=None, **wrong):
+    def send_half(
+        self, *bodies, topic="t", group="pg", queue_id=0, seconds=None, sequence=None, **wrong
+    ):
         properties = (
             {"CHECK_IMMUNITY_TIME_IN_SECONDS": str(seconds)} if seconds is not None else None
         )
@@ -68,7 +68,7 @@ class Scene:
         self.sequence = max(self.sequence, first + len(bodies))
         parts = half_parts(
             encode_payload(messages),
-            producer_group="pg",
+            producer_group=group,
             real_topic=topic,
             real_queue_id=queue_id,
             has_immunity=have_immunity(messages),
@@ -154,10 +154,8 @@ class Scene:
         desk.recover(
             self.stage.store,
             document,
-            self.stage.features.transactions.has_queue,
             wall_ms=self.stage.clock.wall_ms(),
             now_ms=self.stage.clock.monotonic_ms(),
-            segment_bytes=1 << 30,
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import msgspec
 import pytest
@@ -11,10 +12,16 @@ from harness.filled_headers import filled
 from harness.peers import KeptPeer
 from harness.served import OF_THE_PROCESS
 
-from mqmesh.errors import NoPermission
+from mqmesh.errors import BrokerError, NoPermission, OffsetIllegal
 from mqmesh.message import format_message_id
 from mqmesh.protocol.codes import ResponseCode
-from mqmesh.protocol.command import EMPTY_REPLY, decode_frame, encode_frame, encode_header
+from mqmesh.protocol.command import (
+    EMPTY_REPLY,
+    Principal,
+    decode_frame,
+    encode_frame,
+    encode_header,
+)
 from mqmesh.protocol.commands import (
     COMMANDS,
     IN_BODY,
@@ -28,7 +35,13 @@ from mqmesh.protocol.commands import (
 from mqmesh.protocol.messaging import encode_send
 from mqmesh.protocol.pulling import ViewMessageRequest
 from mqmesh.protocol.request import Request
-from mqmesh.protocol.transactions import Decision, EndHalfMessageRequest, ViewHalfMessageRequest
+from mqmesh.protocol.transactions import (
+    Decision,
+    EndHalfMessageRequest,
+    EndOutcome,
+    ViewHalfMessageRequest,
+)
+from mqmesh.roles.broker.core import no_message_at
 from mqmesh.roles.dispatch import Dispatch
 
 FOUND_OUT = {
@@ -60,7 +73,7 @@ class Nobody:
         self.asked.append((spec.right, principal, *names))
         raise NoPermission("planned: nothing for you")
 
-    check_topic = check
+    check_topic = check_group = check
 
 
 def fields_named(value: object, name: str) -> Iterator[str]:
@@ -152,6 +165,12 @@ def test_a_half_batch_is_of_the_topic_that_it_goes_to(scene):
     assert scene.desk.table.pending_count == 0
 
 
+def test_a_half_batch_is_of_the_group_whose_members_are_asked_about_it(scene):
+    scene.stage.guard.forbidden.add("pg")
+    assert scene.send_half(b"x").code == ResponseCode.NO_PERMISSION
+    assert scene.desk.table.pending_count == 0
+
+
 def test_a_stored_batch_is_shown_to_those_who_may_read_its_topic(stage):
     (sent,) = stage.send(stage.batch("secret"))
     view = ViewMessageRequest(sent.commitlog_offset)
@@ -174,3 +193,37 @@ def test_a_half_message_is_shown_and_ended_by_those_who_may(scene):
         stage.ask(RequestCode.END_HALF_MESSAGE, EndHalfMessageRequest(message_id, Decision.COMMIT))
     assert scene.desk.table.pending_count == 1
     assert scene.bodies("secret") == []
+
+
+def of_namespace(stage, name=b"peer") -> None:
+    stage.peer(name).principal = Principal("u", namespace="bank")
+
+
+def test_a_stored_batch_of_another_namespace_is_as_if_it_were_not_there(stage):
+    (sent,) = stage.send(stage.batch("shop%t"))
+    of_namespace(stage)
+    for offset in (sent.commitlog_offset, sent.commitlog_offset + 1):
+        with pytest.raises(OffsetIllegal) as caught:
+            stage.ask(RequestCode.VIEW_MESSAGE, ViewMessageRequest(offset))
+        assert str(caught.value) == str(no_message_at(offset))
+
+
+def test_a_half_message_of_another_namespace_is_as_if_it_were_not_there(scene):
+    stage = scene.stage
+    base = scene.half(b"x", topic="shop%t")
+    message_id = format_message_id(PRODUCER_ID, 0)
+    of_namespace(stage)
+    half = scene.desk.table.batches[base]
+    with pytest.raises(OffsetIllegal):
+        stage.ask(RequestCode.VIEW_MESSAGE, ViewMessageRequest(half.commitlog_offset))
+    for code, request in (
+        (RequestCode.VIEW_HALF_MESSAGE, ViewHalfMessageRequest),
+        (RequestCode.END_HALF_MESSAGE, partial(EndHalfMessageRequest, decision=Decision.COMMIT)),
+    ):
+        for one in (message_id, format_message_id(PRODUCER_ID, 99)):
+            with pytest.raises(BrokerError, match=f"no half message {one} waits") as caught:
+                stage.ask(code, request(one))
+            assert caught.value.code == ResponseCode.QUERY_NOT_FOUND
+    stage.guard.forbidden.add("shop%t")
+    assert scene.end((base, 0, 0, 1, Decision.COMMIT)) == [EndOutcome.NOT_PROVEN]
+    assert scene.desk.table.pending_count == 1

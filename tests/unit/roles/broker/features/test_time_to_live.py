@@ -30,7 +30,7 @@ from mqmesh.protocol.route import OnExpired, TopicConfig
 from mqmesh.roles.broker.features.delays.due_messages import DueMessages
 from mqmesh.roles.broker.features.delays.opened_batches import OpenedBatches
 from mqmesh.roles.broker.reading.pull_filter import without_expired
-from mqmesh.roles.broker.writing.writes import batch_to_put
+from mqmesh.units import KIB
 
 ILLEGAL = 13
 
@@ -242,9 +242,7 @@ def deliver(prices, count=1) -> None:
     place = read_header(found.data[0]).commitlog_offset
     due = DueMessages(stage.features.core, stage.features.writes, OpenedBatches())
     prepared = due.prepare(ScheduleAction.DELIVER, [(place, 0, count)])
-    stage.features.writes.put(
-        [batch_to_put(one) for one in prepared.batches], lambda outcomes: None
-    )
+    stage.features.writes.put_groups(prepared.groups, lambda outcomes: None)
     stage.end_tick()
 
 
@@ -260,14 +258,43 @@ def test_messages_that_are_due_at_different_times_expire_at_different_times(pric
     assert prices.pulled(place)[2] == [b"c"]
 
 
+def test_a_delayed_batch_that_becomes_more_than_a_group_may_have_is_delivered(make_stage):
+    prices = Prices(make_stage(segment_bytes=64 * KIB))
+    stage, count, now_ms = prices.stage, 1_000, prices.now_ms
+    bodies = [b"%d" % number for number in range(count)]
+    prices.send(*bodies, ttl_ms=1_000, due_ms=[now_ms + 10 + one % 2 for one in range(count)])
+    prices.send(b"other", ttl_ms=1_000, due_ms=now_ms + 20)
+    stage.clock.advance(100)
+    places = []
+    for queue_offset in (0, count):
+        found = stage.store.get("SCHEDULE_TOPIC_XXXX", 64, queue_offset, max_bytes=1)
+        places.append(read_header(found.data[0]).commitlog_offset)
+    due = DueMessages(stage.features.core, stage.features.writes, OpenedBatches())
+    runs = [(places[0], 0, count), (places[1], 0, 1)]
+    for wanted, messages in ((runs, count), (runs[1:], 1)):
+        prepared = due.prepare(ScheduleAction.DELIVER, wanted)
+        assert (bytes(prepared.statuses), prepared.message_count) == (b"\0", messages)
+        topics = [[one.topic for one in group] for group in prepared.groups]
+        assert len(topics) == (1 if messages == 1 else 3)
+        assert [group.count("SCHEDULE_TOPIC_XXXX") for group in topics] == [0] * (
+            len(topics) - 1
+        ) + [1]
+        assert topics[-1][-1] == "SCHEDULE_TOPIC_XXXX"
+        outcomes = []
+        stage.features.writes.put_groups(prepared.groups, outcomes.extend)
+        stage.end_tick()
+        assert {one.code for one in outcomes} == {0}
+    assert prices.pulled(max_bytes=1_000_000)[2] == [*bodies, b"other"]
+
+
 def test_a_delayed_message_that_was_rolled_forward_lives_as_long(prices):
     prices.send(b"a", ttl_ms=1_000, due_ms=prices.now_ms + 60_000)
     stage = prices.stage
     found = stage.store.get("SCHEDULE_TOPIC_XXXX", 64, 0, max_bytes=1)
     due = DueMessages(stage.features.core, stage.features.writes, OpenedBatches())
     place = read_header(found.data[0]).commitlog_offset
-    rolled, _ = due.prepare(ScheduleAction.ROLL, [(place, 0, 1)]).batches
-    assert read_header(rolled).attributes & Attributes.HAS_EXPIRY
+    ((rolled, _),) = due.prepare(ScheduleAction.ROLL, [(place, 0, 1)]).groups
+    assert rolled.header.attributes & Attributes.HAS_EXPIRY
 
 
 def test_a_retry_keeps_the_expiry_of_its_message(prices):

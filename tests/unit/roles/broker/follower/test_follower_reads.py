@@ -13,14 +13,14 @@ def reads(log_end=100, **settings) -> FollowerReads:
 def test_what_it_began_with_is_shown_once_all_of_it_is_confirmed():
     one = reads()
     assert not one.answers(0, streaming=False)
-    one.heard(150, 99, 10)
+    one.note_leader(150, 99, 10)
     assert not one.answers(10, streaming=True)
-    one.heard(150, 100, 20)
+    one.note_leader(150, 100, 20)
     assert one.answers(20, streaming=True)
     assert one.shown_to() == 100
-    one.heard(150, 130, 30)
+    one.note_leader(150, 130, 30)
     assert one.shown_to() == 130
-    one.heard(150, 120, 40)
+    one.note_leader(150, 120, 40)
     assert one.shown_to() == 130, "another leader may know less"
 
 
@@ -36,15 +36,15 @@ def test_settings_may_forbid_it():
 
 def test_who_is_too_far_behind_answers_nobody_until_it_has_caught_up():
     one = reads(elects=False)
-    one.heard(200, 0, 1_000)
+    one.note_leader(200, 0, 1_000)
     one.has(199)
     assert one.answers(3_000, streaming=True)
     assert not one.answers(3_001, streaming=True)
     assert one.answers(9_000, streaming=False), "without a leader it is all that there is"
-    one.heard(300, 0, 9_000)
+    one.note_leader(300, 0, 9_000)
     one.has(200)
     assert one.answers(9_000, streaming=True), "it has what there was a second after the beginning"
-    one.heard(300, 0, 9_100)
+    one.note_leader(300, 0, 9_100)
     assert not one.answers(9_101, streaming=True)
     one.has(300)
     assert one.answers(9_102, streaming=True)
@@ -52,10 +52,10 @@ def test_who_is_too_far_behind_answers_nobody_until_it_has_caught_up():
 
 def test_a_new_leader_begins_anew():
     one = reads(elects=False)
-    one.heard(200, 0, 1_000)
+    one.note_leader(200, 0, 1_000)
     assert not one.answers(5_000, streaming=True)
     one.begin_leader(5_000)
-    one.heard(150, 0, 5_100)
+    one.note_leader(150, 0, 5_100)
     assert one.answers(8_000, streaming=True)
     assert not one.answers(8_001, streaming=True)
 
@@ -63,8 +63,8 @@ def test_a_new_leader_begins_anew():
 def test_what_is_derived_for_good_is_confirmed_and_never_less_than_before():
     one = reads()
     assert one.kept_to(150) is None
-    one.heard(150, 99, 10)
+    one.note_leader(150, 99, 10)
     assert one.kept_to(150) is None, "an index may have come to 100"
-    one.heard(150, 130, 20)
+    one.note_leader(150, 130, 20)
     assert (one.kept_to(150), one.kept_to(120)) == (130, 120)
     assert reads(elects=False).kept_to(150) == 150

@@ -12,6 +12,7 @@ from mqmesh.log_identity import EpochStart, LogIdentity
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.replication import (
+    REPLICATION_VERSION,
     AckReplication,
     OpenReplicationRequest,
     OpenReplicationResponse,
@@ -69,6 +70,7 @@ class Leader:
         self.kept = Log()
         self.clock = ManualClock()
         self.synced = 50
+        self.wish = 0
         self.asked: list[tuple[OpenReplicationRequest, object]] = []
         self.acks: list[AckReplication] = []
         self.done: list[object] = []
@@ -102,8 +104,11 @@ class Leader:
     def durable_offset(self) -> int:
         return self.synced
 
-    def on_word(self, word) -> None:
-        self.done.append(word.confirmed)
+    def retention_wish(self) -> int:
+        return self.wish
+
+    def on_chunk(self, chunk) -> None:
+        self.done.append(chunk.confirmed)
 
     def become_copy(self, beginning: LogStart) -> None:
         self.done.append(beginning)
@@ -123,7 +128,9 @@ class Leader:
     def close(self) -> None:
         self.closed = True
 
-    def answer(self, mode: int, offset: int, body: bytes = b"", version: int = 1) -> None:
+    def answer(
+        self, mode: int, offset: int, body: bytes = b"", version: int = REPLICATION_VERSION
+    ) -> None:
         header = encode_header(OpenReplicationResponse(mode, offset, 3, version))
         self.asked[-1][1](Command(0, 1, 1, memoryview(header), memoryview(body)))
 
@@ -168,9 +175,10 @@ def test_what_comes_is_added_and_acknowledged_once_a_turn(streaming):
     assert streaming.acks == [AckReplication(106, 50, 3)]
     assert streaming.done == [20, 20], "the role is told what is confirmed"
     assert (streaming.counts.chunks, streaming.counts.bytes) == (2, 6)
+    streaming.wish = 64
     streaming.synced = 200  # of the store that was here before
     streaming.link.turn_ended()
-    assert streaming.acks[-1] == AckReplication(106, 106, 3)
+    assert streaming.acks[-1] == AckReplication(106, 106, 3, 64)
 
 
 def test_a_sign_of_life_adds_nothing_and_tells_where_the_leader_is(streaming):
@@ -211,11 +219,11 @@ def test_what_it_had_acknowledged_and_lacks_makes_it_another_member(leader):
 @pytest.mark.parametrize(
     ("mode", "offset", "body", "version", "why"),
     [
-        (STREAM, 90, b"", 1, "go on at 90"),
-        (COPY, 0, b"x", 1, "cannot be read"),
-        (9, 0, b"", 1, "mode 9"),
-        (STREAM, 100, b"", 2, "version 2"),
-        (STREAM, 100, b"", 0, "upgrade the other one"),
+        (STREAM, 90, b"", 2, "go on at 90"),
+        (COPY, 0, b"x", 2, "cannot be read"),
+        (9, 0, b"", 2, "mode 9"),
+        (STREAM, 100, b"", 3, "version 3"),
+        (STREAM, 100, b"", 1, "upgrade the other one"),
     ],
 )
 def test_what_makes_no_sense_is_asked_again_later(leader, mode, offset, body, version, why):

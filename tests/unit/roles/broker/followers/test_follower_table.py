@@ -141,8 +141,8 @@ def test_one_that_hangs_is_not_waited_for(table):
     assert table.silent(4_001) == [one]
     assert not len(table)
     assert table.counts.slave_timeouts == 1
-    assert table.last_heard() == {1: (0, 1_000)}, "it is known all the same"
-    assert table.last_heard(since_ms=1_001) == {}
+    assert table.last_seen() == {1: (0, 1_000)}, "it is known all the same"
+    assert table.last_seen(since_ms=1_001) == {}
 
 
 def test_idle_ones_are_told_now_and_then(table):

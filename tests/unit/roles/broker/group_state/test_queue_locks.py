@@ -15,8 +15,11 @@ LEASE_MS, GRACE_MS = 60_000, 3_000
 Q = ("t", 0)
 
 
-def make(**options):
-    return QueueLocks(**{"lease_ms": LEASE_MS, "lost_grace_ms": GRACE_MS, "most": 100, **options})
+def make(settled_ms=0, free_ms=0, **options):
+    locks = QueueLocks(**{"lease_ms": LEASE_MS, "lost_grace_ms": GRACE_MS, "most": 100, **options})
+    if settled_ms:
+        locks.wait(settled_ms, free_ms)
+    return locks
 
 
 def ask(locks, client, now_ms=0, *, queue=Q, token=0, group="g", peer=None):

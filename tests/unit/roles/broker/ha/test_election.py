@@ -19,12 +19,12 @@ from mqmesh.coordination.interface import (
     StateRecord,
 )
 from mqmesh.roles.broker.ha.effects import (
+    AskToStand,
     ChangeRecord,
     Fence,
     Follow,
     Lead,
     ReadRecord,
-    TellToStand,
 )
 from mqmesh.roles.broker.ha.election import (
     ELECTION_MS,
@@ -90,7 +90,7 @@ def test_the_best_of_all_leads_in_the_next_epoch(state):
 )
 def test_who_has_the_better_position_is_told_to_stand(better):
     told, stop = elect(candidate(), answer(1), better, answer(3, 0))
-    assert told == TellToStand(2)
+    assert told == AskToStand(2)
     assert isinstance(stop, Follow)
 
 
@@ -135,7 +135,7 @@ def test_another_incarnation_is_no_member():
 def test_who_lost_records_lets_another_stand():
     one = candidate(incarnation=2)
     told, _ = elect(one, answer(1, 500, incarnation=2), answer(2, 50), answer(3, 50))
-    assert told == TellToStand(2)
+    assert told == AskToStand(2)
 
 
 @pytest.mark.parametrize(

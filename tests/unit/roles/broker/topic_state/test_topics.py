@@ -7,8 +7,11 @@ import pytest
 from mqmesh.errors import InvalidArgument, MessageIllegal, NoPermission, SystemBusy, TopicNotFound
 from mqmesh.message import TRACE_TOPIC
 from mqmesh.protocol.route import DataVersion, Perm, TopicConfig
+from mqmesh.roles.broker.state_records import TopicRecord
 from mqmesh.roles.broker.topic_state import topic_table as topics
 from mqmesh.roles.broker.topic_state.topic_table import TopicTable, create_all
+from mqmesh.security.access_list import AccessList, Namespace, NamespaceQuota
+from mqmesh.security.quotas import Quotas
 
 
 @pytest.fixture
@@ -224,6 +227,7 @@ def test_topics_that_were_lost_in_a_crash_count_as_made_by_messages():
 
 def test_what_a_broker_knows_of_itself_is_shown_to_nobody(table):
     assert not table.may_read("RMQ_SYS_STATE_TOPIC")
+    assert not table.may_read("RMQ_SYS_CARRIED_TOPIC")
     with pytest.raises(NoPermission):
         table.check_readable("t", "RMQ_SYS_STATE_TOPIC")
 
@@ -299,3 +303,68 @@ def test_there_is_an_end_of_schemas():
     table.put_schema("t0", '{"type": "object"}')
     table.put_schema("t0", "")
     table.put_schema(f"t{topics.MAX_SCHEMAS}", "{}")
+
+
+def limited(**limits) -> Quotas:
+    quotas = Quotas()
+    quotas.put(AccessList(1, [], [Namespace("ns", NamespaceQuota(**limits))]))
+    return quotas
+
+
+@pytest.fixture
+def quotas():
+    return limited(topics=2, queues=4)
+
+
+@pytest.fixture
+def tenant(quotas):
+    """A table in which the namespace ns may have two topics with four queues."""
+    return TopicTable(100, quotas=quotas)
+
+
+def test_a_namespace_has_no_more_topics_than_its_quota(tenant):
+    tenant.create("ns%a", 1, 0)
+    tenant.update(TopicConfig("ns%b", 1, 1), 0)
+    tenant.set(TopicConfig("%RETRY%ns%g", 9, 9), 0)
+    for make in (
+        lambda: tenant.create("ns%c", 1, 0),
+        lambda: tenant.update(TopicConfig("ns%c", 1, 1), 0),
+        lambda: create_all(tenant, [TopicConfig("x", 1, 1), TopicConfig("ns%c", 1, 1)], 0),
+    ):
+        with pytest.raises(SystemBusy, match="'ns' has 2 of 2 topics at this broker"):
+            make()
+    assert tenant.get("ns%c") is None
+    assert tenant.get("x") is None
+    tenant.create("other%a", 9, 0)
+    tenant.delete("ns%a", 0)
+    tenant.create("ns%c", 1, 0)
+
+
+def test_a_namespace_has_no_more_queues_than_its_quota(tenant):
+    tenant.update(TopicConfig("ns%a", 3, 1), 0)
+    with pytest.raises(SystemBusy, match=r"'ns' has 3 of 4 queues .* so 2 more"):
+        tenant.create("ns%b", 2, 0)
+    with pytest.raises(SystemBusy, match="so 2 more"):
+        tenant.update(TopicConfig("ns%a", 5, 5), 0)
+    tenant.update(TopicConfig("ns%a", 4, 4), 0)
+    tenant.update(TopicConfig("ns%a", 2, 2), 0)
+    tenant.create("ns%b", 2, 0)
+
+
+def test_a_table_that_was_read_again_knows_what_a_namespace_has(tenant):
+    tenant.create("ns%a", 1, 0)
+    again = TopicTable(100, quotas=limited(topics=1))
+    for record in (*tenant.records_of("ns%a"), *tenant.records_of("ns%a")):
+        again.apply(record)
+    with pytest.raises(SystemBusy, match="1 of 1 topics"):
+        again.create("ns%b", 1, 0)
+    again.apply(TopicRecord("ns%a"))
+    again.create("ns%b", 1, 0)
+
+
+def test_a_smaller_quota_takes_nothing_away(tenant, quotas):
+    tenant.create("ns%a", 4, 0)
+    quotas.put(AccessList(2, [], [Namespace("ns", NamespaceQuota(topics=0, queues=2))]))
+    tenant.update(TopicConfig("ns%a", 3, 3), 0)
+    with pytest.raises(SystemBusy, match="3 of 2 queues"):
+        tenant.update(TopicConfig("ns%a", 4, 4), 0)

@@ -104,7 +104,7 @@ class Connected:
 
 def test_a_method_that_is_not_served_says_so():
     one = Connected()
-    number = one.call("PullMessage")
+    number = one.call("SyncLiteSubscription")
     one.exchange()
     assert one.statuses[number] == GrpcStatus.UNIMPLEMENTED
 
@@ -254,21 +254,23 @@ def test_settings_are_those_of_a_broker_group_that_answers():
     assert one.answer(number, "TelemetryCommand").settings.subscription.fifo
 
 
-def test_receives_of_one_client_are_bounded_also_those_it_gave_up():
+@pytest.mark.parametrize("name", ["ReceiveMessage", "PullMessage"])
+def test_receives_of_one_client_are_bounded_also_those_it_gave_up(name):
     one = Connected()
     waiting: list[Any] = []
     one.world.ask = lambda *arguments: waiting.append(arguments[-1])
-    request = CLASSES["ReceiveMessageRequest"](
+    one.world.request = lambda broker, code, done, **_: waiting.append(done)
+    request = CLASSES[f"{name}Request"](
         group=CLASSES["Resource"](name="g"),
         message_queue=CLASSES["MessageQueue"](
             topic=CLASSES["Resource"](name="t"), broker=CLASSES["Broker"](name="broker-a")
         ),
-        auto_renew=True,
+        **({"auto_renew": True} if name == "ReceiveMessage" else {}),
     )
     data = request.SerializeToString()
 
     def receive(client_id: str = "me") -> int:
-        number = one.call("ReceiveMessage", data, client_id=client_id)
+        number = one.call(name, data, client_id=client_id)
         one.exchange()
         return number
 
@@ -276,7 +278,7 @@ def test_receives_of_one_client_are_bounded_also_those_it_gave_up():
     for number in numbers:
         one.h2.reset_stream(number)
     refused, other = receive(), receive("other")
-    answer = one.answer(refused, "ReceiveMessageResponse")
+    answer = one.answer(refused, f"{name}Response")
     assert answer.status.code == ReplyCode.TOO_MANY_REQUESTS
     assert other not in one.bodies
     while waiting:

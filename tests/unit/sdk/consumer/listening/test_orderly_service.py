@@ -221,6 +221,31 @@ def test_a_listener_that_returns_nothing_has_done_its_messages(case):
     assert case.service.failures == 0
 
 
+@pytest.mark.parametrize(("cause", "letters"), [(ValueError("late"), 0), (Reject("late"), 1)])
+def test_what_was_committed_before_its_listener_failed_is_done(case, cause, letters):
+    calls = []
+
+    def listen(messages):
+        calls.append([message.queue_offset for message in messages])
+        if len(calls) <= 2:
+            # As a block of processing does, of a part and of all.
+            case.spans["q"].mark(*((0, 1) if len(calls) == 1 else (2, 2)), DONE)
+            raise cause
+
+    work = case.queue(batch_size=3, limit=0 if letters else NO_LIMIT)
+    work.listener = listen
+    case.submit(work, 0, 4)
+    if letters:
+        case.until(lambda: case.letters)
+        assert case.letters[0][0] == [2], "the others are done"
+        calls.append(None)
+        case.letters[0][2](True)
+    else:
+        case.run_timer()
+    case.until(lambda: case.done() == 4)
+    assert [one for one in calls if one] == [[0, 1, 2], *[[2]][letters:], [3]]
+
+
 def test_a_message_knows_how_often_it_failed(case):
     times = []
 

@@ -48,6 +48,7 @@ class Case:
     """A source, the requests that it made, and a caller that waits for a minute."""
 
     client_id = "member"
+    namespace = ""
     transport = SimpleNamespace(random=Random(7))
 
     def __init__(self):
@@ -56,7 +57,7 @@ class Case:
         self.loop = SimpleNamespace(clock=ManualClock(monotonic_ms=1_000))
         self.later: deque = deque()
         self.requests: list = []
-        self.received, self.hindered, self.buffer = [], [], []
+        self.received, self.hindered, self.buffer, self.lost = [], [], [], []
         self.source = ReceiveSource(
             self,
             "broker-a",
@@ -67,7 +68,7 @@ class Case:
             prefetch=lambda source: self.prefetched,
             on_received=lambda _, found: self.received.append(found),
             on_hindered=lambda _, error: self.hindered.append(error),
-            on_lost=lambda held: None,
+            on_lost=self.lost.append,
             unbuffer=self.unbuffer,
             turn=nullcontext(),
         )
@@ -135,7 +136,7 @@ def case():
 def test_damage_costs_nothing_before_it_and_what_is_behind_is_given_back(case):
     case.answer(2, 3, 4, damage=1)
     (found,) = case.received
-    assert [message.queue_offset for _, message in found.messages] == [0, 1]
+    assert [message.queue_offset for _, some in found.messages for message in some] == [0, 1]
     assert isinstance(case.hindered[-1], CorruptBatch)
     assert case.settled() == [
         (2, SettleAction.RETURN, 0b111),
@@ -259,6 +260,23 @@ def test_a_report_that_is_refused_for_now_does_not_travel_with_the_next_receives
     on_answer(answer_of(ReceiveResponse()))
     request, _ = case.asked(ReceiveRequest)
     assert len(request.settle) == 1
+
+
+def test_a_message_that_somebody_else_has_costs_no_other_of_its_lease(case):
+    case.answer(3)
+    held, outcomes = case.source.leases[1], []
+    for bits in (0b111, 0b010):
+        case.source.extend(held, bits, LENGTH_MS, outcomes.append)
+    case.turn()
+    _, on_answer = case.asked(SettleRequest)
+    on_answer(answer_of(SettleResponse([0, int(ResponseCode.STALE_RECEIPT)])))
+    assert [type(one) for one in outcomes] == [type(None), StaleReceipt]
+    assert (held.bits, case.lost) == (0b101, [])
+    case.source.extend(held, held.bits, LENGTH_MS)
+    case.turn()
+    _, on_answer = case.asked(SettleRequest)
+    on_answer(answer_of(SettleResponse([int(ResponseCode.STALE_RECEIPT)])))
+    assert case.lost == [held]
 
 
 # ---- Reports from their callers' threads ----------------------------------------------

@@ -10,6 +10,7 @@ from mqmesh.errors import (
     InvalidArgument,
     MessageIllegal,
     NoPermission,
+    OffsetIllegal,
     SystemBusy,
 )
 from mqmesh.protocol.client_rpc import (
@@ -21,7 +22,7 @@ from mqmesh.protocol.client_rpc import (
     RunningInfoRequest,
 )
 from mqmesh.protocol.codes import ResponseCode
-from mqmesh.protocol.command import decode_header, encode_header
+from mqmesh.protocol.command import ANYBODY, Principal, decode_header, encode_header
 from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.groups import ConsumerConnections, ConsumerConnectionsRequest
 from mqmesh.protocol.membership import (
@@ -140,6 +141,11 @@ def test_what_must_not_be_handed_over_is_not(stage):
     with pytest.raises(NoPermission, match="secret"):
         stage.answer(ask(stage, HandToRequest("g", "member", sent.commitlog_offset), code))
     stage.guard.forbidden.clear()
+    stage.peer(b"admin").principal = Principal("u", namespace="bank")
+    for offset in (sent.commitlog_offset, 1 << 40):
+        with pytest.raises(OffsetIllegal, match=f"no message begins at {offset} of the log"):
+            stage.answer(ask(stage, HandToRequest("g", "member", offset), code))
+    stage.peer(b"admin").principal = ANYBODY
     beat(stage, "BROADCASTING")
     with pytest.raises((InvalidArgument, MessageIllegal), match="broadcasts"):
         stage.answer(ask(stage, wanted, code))

@@ -29,7 +29,7 @@ from mqmesh.errors import (
 from mqmesh.message import SCHEDULE_TOPIC, Message
 from mqmesh.metrics import MetricBoard, Readings
 from mqmesh.protocol.codes import ResponseCode, code_of
-from mqmesh.protocol.command import decode_frame, encode_frame, encode_header
+from mqmesh.protocol.command import Principal, decode_frame, encode_frame, encode_header
 from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.groups import (
     ConsumeStats,
@@ -59,6 +59,7 @@ from mqmesh.roles.exporter.names import Node, broker_series, group_series, metri
 from mqmesh.roles.schedule.config import ScheduleConfig
 from mqmesh.roles.schedule.service import ScheduleService, SessionState
 from mqmesh.roles.schedule.timetable import Timetable
+from mqmesh.security.access_list import AccessList, Namespace, NamespaceQuota
 from mqmesh.storage.interface import FlushDiskType
 
 HOUR_MS = 3_600_000
@@ -299,6 +300,15 @@ def test_a_cancelled_message_never_comes_and_others_of_its_batch_do(rig):
     assert rig.cancel(first[0]) == ResponseCode.CANCEL_REFUSED
 
 
+def test_a_message_of_another_namespace_is_unknown_to_who_wants_to_cancel_it(rig):
+    (sequence,) = rig.send(rig.now_ms + 100)
+    rig.advance(10)
+    rig.stage.peer(b"client").principal = Principal("u", namespace="bank")
+    assert rig.cancel(sequence) == rig.cancel(999) == ResponseCode.QUERY_NOT_FOUND
+    rig.advance(200)
+    assert [one for one, _ in rig.delivered()] == [sequence]
+
+
 def test_only_who_may_send_to_its_topic_cancels_a_message(rig):
     (sequence,) = rig.send(rig.now_ms + 100)
     rig.advance(10)
@@ -434,6 +444,18 @@ def test_a_topic_that_was_deleted_is_made_again_beyond_max_topics(make_stage):
     assert len(rig.delivered("gone")) == len(rig.delivered("t")) == 1
     with pytest.raises(SystemBusy, match="max_topics"):
         rig.stage.features.state.topics.create("new", 1, 1)
+
+
+def test_a_topic_that_was_deleted_is_not_made_again_beyond_the_quota_of_its_namespace(rig):
+    for name in ("ns%gone", "t"):
+        rig.send(rig.now_ms + 50, topic=name)
+    rig.stage.features.state.topics.delete("ns%gone", 1)
+    rig.stage.send(rig.stage.batch("ns%other"))
+    quota = [Namespace("ns", NamespaceQuota(topics=1))]
+    rig.stage.features.core.quotas.put(AccessList(1, [], quota))
+    rig.advance(80)
+    assert (rig.delivered("ns%gone"), len(rig.delivered("t"))) == ([], 1)
+    assert rig.stage.features.state.schedule.gone == 1
 
 
 @pytest.mark.parametrize("step_ms", [HOUR_MS, -HOUR_MS])
@@ -691,10 +713,8 @@ class Shop:
         features.state.half_messages.recover(
             self.stage.store,
             None,
-            features.transactions.has_queue,
             wall_ms=self.stage.clock.wall_ms(),
             now_ms=self.stage.clock.monotonic_ms(),
-            segment_bytes=1 << 30,
         )
         data = ConsumerData("g", "CLUSTERING", "FIRST_OFFSET", [Subscription("t")])
         self.stage.ask(RequestCode.HEART_BEAT, HeartbeatRequest("c", consumers=[data]))

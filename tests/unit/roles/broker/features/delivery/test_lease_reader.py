@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from harness.batches import encode_flights, stored_batch
 
 from mqmesh.batch.payload import split_payload
-from mqmesh.batch.record_batch import decode_messages, read_header, read_meta, read_payload
+from mqmesh.batch.record_batch import (
+    HEADER_SIZE,
+    decode_messages,
+    read_header,
+    read_meta,
+    read_payload,
+)
 from mqmesh.message import Message
 from mqmesh.roles.broker.features.delivery.lease_reader import (
     MAX_SPLIT,
+    LeaseReader,
     SplitBatch,
     SplitBatches,
 )
+from mqmesh.roles.broker.reading.meta_cache import MetaCache
+from mqmesh.storage.interface import GetResult, GetStatus
 
 QUEUE = ("flights", 3)
 
@@ -48,6 +59,18 @@ def test_a_batch_is_cut_down_to_some_messages(mask):
     found = decode_messages(data, read_header(data))
     assert [one.queue_offset for one in found] == wanted
     assert [int(one.body) for one in found] == wanted
+
+
+def test_messages_of_a_damaged_sparse_batch_have_no_key():
+    data = bytearray(b"".join(batch_at(0, 3).cut(0, 0b101)))
+    data[HEADER_SIZE] ^= 0xFF
+    found = GetResult(GetStatus.FOUND, 3, 0, 3, [memoryview(data)], 3)
+    reader = LeaseReader(SimpleNamespace(get=lambda *_, **options: found), MetaCache())
+    without_key = [(0, None), (1, None), (2, None)]
+    assert reader.keys_of(QUEUE, range(3)) == without_key
+    assert reader.read_keys(QUEUE, 0, 1, None) == (without_key, 3)
+    found.data[0] = found.data[0][:HEADER_SIZE]
+    assert reader.keys_of(QUEUE, range(3)) == without_key
 
 
 def test_the_batch_that_is_kept_for_longest_goes_first(kept):

@@ -12,7 +12,6 @@ from mqmesh.batch.record_batch import (
     decode_messages,
     encode_batch,
     read_header,
-    read_meta,
 )
 from mqmesh.batch.schedule_record import ScheduleAction
 from mqmesh.message import Message, retry_topic
@@ -137,9 +136,8 @@ def test_a_retry_keeps_its_priority(jobs):
     waiting = read_header(found.data[0]).commitlog_offset
     stage.clock.advance(3_600_000)
     due = DueMessages(stage.features.core, stage.features.writes, OpenedBatches())
-    retry, _ = due.prepare(ScheduleAction.DELIVER, [(waiting, 0, 1)]).batches
-    header = read_header(retry)
-    assert (read_meta(retry, header).topic, header.queue_id) == (retry_topic("g"), 3)
+    ((retry, _),) = due.prepare(ScheduleAction.DELIVER, [(waiting, 0, 1)]).groups
+    assert (retry.topic, retry.queue_id) == (retry_topic("g"), 3)
     assert stage.features.state.topics.require(retry_topic("g")).config.read_queue_nums == LEVELS
 
 

@@ -13,9 +13,12 @@ from mqmesh.errors import (
     TopicNotFound,
 )
 from mqmesh.message import SCHEDULE_TOPIC
-from mqmesh.protocol.command import decode_header
+from mqmesh.protocol.command import ANYBODY, Principal, decode_header
 from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.groups import (
+    MAX_GROUPS_PER_ANSWER,
+    AllClients,
+    AllClientsRequest,
     CloneOffsetRequest,
     ConsumerConnections,
     ConsumerConnectionsRequest,
@@ -54,6 +57,7 @@ from mqmesh.protocol.pulling import (
 from mqmesh.protocol.route import TopicConfig
 from mqmesh.roles.broker.group_state.group_pulls import ACTIVE_MS
 from mqmesh.roles.listings import LISTINGS
+from mqmesh.sdk.client.namespaced import ClientNames
 
 
 def beat(stage, client_id, *expressions, group="g", model="CLUSTERING", peer=None, **fields):
@@ -363,7 +367,7 @@ def test_a_running_consumer_is_told_and_its_old_commits_do_not_count(filled):
         _pull("other", 10),
     )
     filled.notices.clear()
-    assert reset(filled, "FIRST", queue_id=0).members_told == 1
+    assert reset(filled, "FIRST", queue_id=0).members_notified == 1
     ((peer, code, header),) = filled.notices
     assert (peer, code) == (b"c", RequestCode.RESET_CONSUMER_CLIENT_OFFSET)
     assert decode_header(ConsumerOffsetReset, header).queues == [QueueOffsetEntry("t", 0, 0)]
@@ -421,7 +425,7 @@ def test_of_a_broadcasting_group_no_lag_is_known(filled):
 def test_a_broadcasting_group_is_told_and_nothing_is_kept(filled):
     beat(filled, "c", model="BROADCASTING")
     filled.notices.clear()
-    assert reset(filled, "FIRST", queue_id=0).members_told == 1
+    assert reset(filled, "FIRST", queue_id=0).members_notified == 1
     assert len(filled.notices) == 1
     assert filled.features.state.committed.query("g", "t", 0) == -1
     assert filled.pull(queue_offset=5)[0].status == PullStatus.FOUND
@@ -519,6 +523,35 @@ def test_all_groups_come_in_pages_with_what_is_told_of_one(filled):
         assert part.oldest_timestamp == min(filter(None, (q.oldest_timestamp for q in told)))
 
 
+def test_a_namespace_that_is_asked_for_is_found_behind_many_others(filled):
+    """The client's names are dropped after the page is cut: the broker leaves out the others."""
+    for number in range(MAX_GROUPS_PER_ANSWER + 50):
+        commit(filled, 1, group=f"bank%g{number:03}")
+    for number in range(120):
+        beat(filled, f"a{number:03}", group="bank%g001")
+    for name in "shop%one", "shop%two":
+        commit(filled, 1, group=name)
+    beat(filled, "z", group="shop%two")
+    found = groups(filled, namespace="shop")
+    assert [one.config.group for one in found.groups] == ["shop%one", "shop%two"]
+    assert not found.more
+    assert len(groups(filled).groups) == MAX_GROUPS_PER_ANSWER
+    parts, pages = all_groups(filled, namespace="shop")
+    assert ({one.group for one in parts}, pages) == ({"shop%one", "shop%two"}, 1)
+    request = AllClientsRequest(namespace="shop")
+    (client,) = filled.ask(RequestCode.GET_ALL_CLIENTS, request, AllClients).clients
+    assert (client.client_id, client.consumer_groups) == ("z", ["shop%two"])
+    filled.peer(b"peer").principal = Principal("u", namespace="shop")
+    assert len(groups(filled, namespace="bank").groups) == 2  # the user's own counts
+
+
+def test_a_page_ends_at_a_topic_whatever_namespace_the_client_has():
+    page = GroupsProgress(1, [], 0, "bank%t", 1)
+    assert ClientNames("shop").dropped(page).after_topic == "bank%t"
+    request = GroupsProgressRequest(1, 0, "bank%t")
+    assert ClientNames("shop").added(request).after_topic == "bank%t"
+
+
 def test_what_was_handed_out_is_in_flight_and_the_oldest_behind_it_is_ready(filled):
     beat(filled, "c1")
     filled.pull()
@@ -539,6 +572,10 @@ def test_a_listing_that_is_forgotten_begins_anew(filled):
     going_on = ask(first.listing, first.next_place)
     assert going_on.listing == first.listing
     assert going_on.groups[0] != first.groups[0]
+    filled.peer(b"peer").principal = Principal("another user")
+    assert ask(going_on.listing, going_on.next_place).groups == first.groups
+    filled.peer(b"peer").principal = ANYBODY
+    assert ask(going_on.listing, going_on.next_place).listing == first.listing
     others = [ask() for _ in range(LISTINGS)]
     again = ask(first.listing, first.next_place)
     assert again.listing not in {first.listing, *(one.listing for one in others)}

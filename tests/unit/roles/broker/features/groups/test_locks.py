@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from mqmesh.coordination.interface import AckReplicas, GroupState, MemberIncarnation, StateRecord
-from mqmesh.errors import BrokerNotAvailable, InvalidArgument, NotMaster, StaleGeneration
+from mqmesh.errors import (
+    BrokerNotAvailable,
+    CorruptRecord,
+    InvalidArgument,
+    NotMaster,
+    StaleGeneration,
+    SystemBusy,
+)
+from mqmesh.message import STATE_TOPIC
 from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.membership import (
     LOCK_HELD_BY_OTHER,
@@ -183,7 +191,7 @@ class Led:
         self.stage = stage
         self.lead(stage.epoch + 1)
 
-    def lead(self, epoch, *, has_all=True):
+    def lead(self, epoch, *, owners_from=0, opens=True):
         me = MemberIncarnation(1, 1)
         mode = AckReplicas.ALL
         state = GroupState(
@@ -198,10 +206,14 @@ class Led:
             log_end=self.end,
             lag_max_ms=3_000,
             counts_synced=False,
-            has_all=has_all,
+            owners_from=owners_from,
         )
         self.stage.restart()
         self.stage.features.load()
+        self.stage.features.core.state.save()
+        self.stage.features.core.write_state()
+        if opens:
+            self.stage.features.opened()
 
     def end(self):
         return self.stage.store.stats().max_commitlog_offset
@@ -222,6 +234,7 @@ class Led:
         return opaque
 
     def tick(self):
+        self.stage.features.core.write_state()
         self.stage.features.tick(self.stage.clock.monotonic_ms())
         self.stage.end_tick()
 
@@ -309,10 +322,11 @@ def test_a_master_whose_log_may_lack_owners_grants_nothing_before_they_have_show
     asked = led.lock(a, 0)
     led.confirm()
     (token,) = led.tokens(asked)
-    led.lead(led.stage.epoch + 1, has_all=False)
+    led.lead(led.stage.epoch + 1, owners_from=led.stage.epoch + 1)
     for member in members:
         member.beat()
     early = [led.lock(a, 0, token=token), led.lock(b, 1), led.lock(a, 1, token=token + 1)]
+    led.confirm()
     led.stage.clock.advance(3_000)
     late = [led.lock(a, 0, token=token), led.lock(a, 1, token=token + 1), led.lock(b, 1)]
     led.confirm()
@@ -343,6 +357,141 @@ def test_leases_are_as_long_as_the_next_master_keeps_locks_whatever_its_settings
         found += led.tokens(asked)
     assert found[0] == LOCK_HELD_BY_OTHER
     assert found[1] > 0
+
+
+def test_the_grace_of_restored_members_and_owners_begins_when_the_master_serves(led, members):
+    a, b = members
+    asked = led.lock(a, 0)
+    led.confirm()
+    (token,) = led.tokens(asked)
+    led.lead(led.stage.epoch + 1, opens=False)
+    for _ in range(100):
+        led.stage.clock.advance(100)
+        led.tick()
+    led.stage.features.opened()
+    led.stage.clock.advance(2_999)
+    b.beat()
+    early, back = led.lock(b, 0), led.lock(a, 0, token=token)
+    led.confirm()
+    assert led.tokens(early) == [LOCK_HELD_BY_OTHER]
+    assert led.tokens(back) == [token]
+
+
+def test_a_snapshot_of_a_master_that_does_not_serve_yet_has_members_and_owners(led, members):
+    led.lock(members[0], 0)
+    led.confirm()
+    owners = led.stage.features.state.owners
+    expected = {key: owners.records_of(key) for key in owners.state_keys()}
+    assert len(expected) == 4
+    led.lead(led.stage.epoch + 1, opens=False)
+    owners = led.stage.features.state.owners
+    assert {key: owners.records_of(key) for key in owners.state_keys()} == expected
+
+
+def test_an_election_within_the_waits_of_a_master_that_does_not_know_begins_them_anew(led, members):
+    a, b = members
+    led.lock(a, 0)
+    led.confirm()
+    unknown = led.stage.epoch + 1
+    for _ in range(3):
+        led.lead(led.stage.epoch + 1, owners_from=unknown)
+        b.beat()
+        led.stage.clock.advance(2_999)
+        early = led.lock(b, 0)
+        led.confirm()
+        assert led.tokens(early) == [LOCK_PENDING]
+    led.stage.clock.advance(1)
+    led.tick()
+    granted = led.lock(b, 0)
+    led.confirm()
+    (token,) = led.tokens(granted)
+    led.lead(led.stage.epoch + 1, owners_from=unknown)
+    back = led.lock(b, 0, token=token)
+    led.confirm()
+    assert led.tokens(back) == [token], "from the end of the waits on the log knows all owners"
+
+
+def test_a_first_master_knows_that_nobody_owns_a_queue_and_so_does_the_next_one(make_stage):
+    stage = make_stage(is_kept=True)
+    led = Led(stage)
+    for _ in range(2):
+        assert stage.features.locks.knows_owners
+        led.tick()
+        led.lead(stage.epoch + 1, owners_from=1)
+
+
+@pytest.mark.parametrize("is_marked", [False, True])
+def test_where_a_record_is_damaged_owners_count_as_unknown_until_they_had_time_to_show_up(
+    led, members, monkeypatch, is_marked
+):
+    a, b = members
+    state = led.stage.features.core.state
+    led.tick()
+    place = led.stage.store.queue_bounds(STATE_TOPIC, 0)[1]
+    led.lock(a, 0)  # the record that will be damaged
+    led.confirm()
+    if is_marked:
+        led.stage.features.state.owners.note_known(led.stage.epoch)
+    b.beat()
+    led.tick()
+    assert state.records_written > 1
+    get = led.stage.store.get
+
+    def damaged(topic, queue_id, queue_offset, **options):
+        if topic == STATE_TOPIC:
+            options["max_bytes"] = 1
+            if queue_offset == place:
+                raise CorruptRecord("planned")
+        return get(topic, queue_id, queue_offset, **options)
+
+    monkeypatch.setattr(led.stage.store, "get", damaged)
+    led.lead(led.stage.epoch + 1, owners_from=1)
+    assert led.stage.features.locks.knows_owners is is_marked
+
+
+@pytest.mark.parametrize("renews", [False, True])
+def test_a_lock_that_is_not_confirmed_within_its_lease_gets_an_error_and_waits_no_more(
+    led, members, renews
+):
+    token = 0
+    if renews:
+        asked = led.lock(members[0], 0)
+        led.confirm()
+        (token,) = led.tokens(asked)
+    late = led.lock(members[0], 0, token=token)
+    led.stage.clock.advance(2_999)
+    led.tick()
+    assert late not in led.stage.answers
+    led.stage.clock.advance(1)
+    led.tick()
+    with pytest.raises(BrokerNotAvailable, match="3000 ms"):
+        led.stage.answer(late)
+    led.confirm()  # it is answered once
+    renewed = led.lock(members[0], 0, token=token)
+    led.confirm()
+    assert led.tokens(renewed)[0] > 0
+
+
+def test_requests_for_locks_that_wait_for_copies_are_bounded(make_stage):
+    stage = make_stage(is_kept=True, max_sync_flush_waits=2, busy_retry_after_ms=30)
+    stage.send(stage.batch(bodies=[b"0"]))
+    led = Led(stage)
+    led.confirm()
+    a = Member(stage, "a")
+    a.beat()
+    wanted = LockBatchRequest("g", a.name, [LockEntry("t", 0)])
+    asked = [stage.begin(RequestCode.LOCK_BATCH_MQ, wanted, peer=a.peer) for _ in range(3)]
+    with pytest.raises(
+        SystemBusy, match=r"2 requests for locks wait.*no more may \(max_sync_flush_waits\)"
+    ) as refused:
+        stage.answer(asked[2])
+    assert refused.value.retry_after_ms == 30
+    led.tick()
+    led.confirm()
+    assert led.tokens(asked[0]) == led.tokens(asked[1])
+    again = led.lock(a, 0)
+    led.confirm()
+    assert led.tokens(again) == led.tokens(asked[0])
 
 
 def test_what_was_given_back_is_nobodys_at_the_next_master(led, members):

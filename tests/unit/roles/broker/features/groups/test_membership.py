@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mqmesh.errors import GroupNotFound, InvalidArgument, UnsupportedCommand
-from mqmesh.protocol.command import decode_header
+from mqmesh.errors import GroupNotFound, InvalidArgument, NoPermission, UnsupportedCommand
+from mqmesh.protocol.command import Principal, decode_header
 from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.membership import (
     ConsumerData,
@@ -66,10 +66,53 @@ def test_leaving_is_seen_at_once_and_may_be_said_twice(stage):
     before = members(stage).generation
     stage.notices.clear()
     for _ in range(2):
-        stage.ask(RequestCode.UNREGISTER_CLIENT, UnregisterClientRequest("c1"))
+        stage.ask(RequestCode.UNREGISTER_CLIENT, UnregisterClientRequest("c1"), peer=b"c1")
     assert members(stage).client_ids == ["c2"]
     assert members(stage).generation > before
     assert [peer for peer, _, _ in stage.notices] == [b"c2"]
+
+
+def test_a_client_that_came_back_by_another_connection_is_not_taken_out_by_the_former_one(stage):
+    beat(stage, "c1", consumer(), peer=b"gateway-1")
+    beat(stage, "c1", consumer(), peer=b"gateway-2")
+    leaving, now_ms = UnregisterClientRequest("c1"), stage.clock.monotonic_ms()
+    stage.ask(RequestCode.UNREGISTER_CLIENT, leaving, peer=b"gateway-1")
+    assert members(stage).client_ids == ["c1"]
+    stage.features.state.groups.on_disconnect(stage.peer(b"gateway-2"), now_ms)
+    stage.ask(RequestCode.UNREGISTER_CLIENT, leaving, peer=b"gateway-1")
+    with pytest.raises(GroupNotFound):
+        members(stage)
+
+
+def of_namespace(stage, name: bytes, namespace: str) -> bytes:
+    stage.peer(name).principal = Principal("u", namespace=namespace)
+    return name
+
+
+def test_a_client_is_taken_over_and_taken_out_within_its_namespace_only(stage):
+    own, again = (of_namespace(stage, name, "shop") for name in (b"own", b"again"))
+    beat(stage, "10.0.0.1@7", consumer("shop%g"), peer=own)
+    others = [of_namespace(stage, b"other", "bank"), of_namespace(stage, b"none", "")]
+    leaving = UnregisterClientRequest("10.0.0.1@7")
+    for is_lost in (False, True):
+        if is_lost:
+            stage.features.state.groups.on_disconnect(stage.peer(own), stage.clock.monotonic_ms())
+        for peer in others:
+            with pytest.raises(NoPermission, match=r"10\.0\.0\.1@7"):
+                beat(stage, "10.0.0.1@7", consumer("bank%g"), peer=peer)
+            stage.ask(RequestCode.UNREGISTER_CLIENT, leaving, peer=peer)
+            assert members(stage, "shop%g").client_ids == ["10.0.0.1@7"]
+    beat(stage, "10.0.0.1@7", consumer("shop%g"), peer=again)
+    stage.ask(RequestCode.UNREGISTER_CLIENT, leaving, peer=again)
+    beat(stage, "10.0.0.1@7", consumer("bank%g"), peer=others[0])
+
+
+def test_a_client_that_has_not_come_back_yet_is_its_namespaces(stage):
+    groups = stage.features.state.groups
+    groups.restore([("shop%g", "c", consumer("shop%g"))], stage.clock.monotonic_ms(), 0)
+    with pytest.raises(NoPermission):
+        beat(stage, "c", consumer("bank%g"), peer=of_namespace(stage, b"other", "bank"))
+    beat(stage, "c", consumer("shop%g"), peer=of_namespace(stage, b"own", "shop"))
 
 
 @pytest.mark.parametrize(

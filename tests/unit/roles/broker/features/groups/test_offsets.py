@@ -6,6 +6,7 @@ import pytest
 
 from mqmesh.errors import DiskFull, InvalidArgument, MessageIllegal, OffsetIllegal, TopicNotFound
 from mqmesh.protocol.commands import RequestCode
+from mqmesh.protocol.groups import LOOK_GROUP_PREFIX
 from mqmesh.protocol.pulling import (
     ConsumerOffsets,
     OffsetResponse,
@@ -62,6 +63,12 @@ def test_groups_that_are_none_are_refused(filled, group):
         commit(filled, ("t", 0, 1), group=group)
     with pytest.raises(InvalidArgument):
         query(filled, ("t", 0), group=group)
+
+
+def test_a_group_that_only_looks_commits_nothing(filled):
+    with pytest.raises(InvalidArgument, match="leaves nothing behind"):
+        commit(filled, ("t", 0, 1), group=f"{LOOK_GROUP_PREFIX}1")
+    assert query(filled, ("t", 0), group=f"{LOOK_GROUP_PREFIX}1") == [-1]
 
 
 def test_a_queue_that_is_not_written_any_more_can_still_be_finished(filled):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mqmesh.errors import ClientNotOnline, MessageIllegal, RemoteProtocolError, SystemBusy
-from mqmesh.protocol.command import decode_header
+from mqmesh.protocol.command import Principal, decode_header
 from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.membership import HeartbeatRequest
 from mqmesh.protocol.replies import AcknowledgeReply, PushReply, SendReplyRequest, SendReplyResponse
@@ -52,6 +52,19 @@ def test_a_client_that_is_not_here_gets_nothing(online):
             online.answer(send(online, client_id=client_id))
     assert online.notices == []
     assert online.features.core.stats.total.replies_undeliverable == 2
+
+
+def test_a_confined_replier_reaches_nobody_outside_of_its_namespace(online):
+    asker, replier = online.peer(b"asker"), online.peer(b"replier")
+    replier.principal = Principal("u", namespace="shop")
+    with pytest.raises(ClientNotOnline):
+        online.answer(send(online))
+    assert online.notices == []
+    asker.principal = Principal("v", namespace="shop")
+    for of_whom in (replier.principal, Principal("u")):
+        replier.principal = of_whom
+        send(online)
+        assert pushed(online)[0] == b"asker"
 
 
 def test_the_end_of_the_connection_of_who_asked_ends_the_wait(online):

@@ -16,7 +16,9 @@ from mqmesh.message import (
     PROPERTY_RESENT_FROM_DLQ,
     Message,
 )
+from mqmesh.protocol.codes import ResponseCode
 from mqmesh.protocol.commands import RequestCode
+from mqmesh.protocol.messaging import BatchOutcome
 from mqmesh.protocol.retries import (
     TO_DEAD_LETTERS,
     ResendRequest,
@@ -27,7 +29,7 @@ from mqmesh.protocol.retries import (
     SendBackRequest,
 )
 from mqmesh.protocol.route import Perm, TopicConfig
-from mqmesh.roles.broker.features.retries import dead_letter_marks
+from mqmesh.roles.broker.features.retries import dead_letter_marks, dead_letters
 from mqmesh.roles.broker.features.retries.dead_letter_marks import (
     FORGOTTEN_AT_ONCE,
     DeadLetterMarks,
@@ -236,6 +238,24 @@ def test_a_store_that_refuses_leaves_no_mark(stage):
     assert resend(stage, 0, 1, force=True) == [REFUSED, REFUSED]
     stage.store.failure = None
     assert resend(stage, 0, 1) == [ALREADY, RESENT]
+
+
+def test_of_several_groups_only_those_that_were_refused_leave_no_mark(stage, monkeypatch):
+    bury(stage, 3)
+    writes = stage.features.writes
+    put_groups = writes.put_groups
+
+    def put_first(groups, on_stored):
+        first, *others = groups
+        refused = [BatchOutcome(int(ResponseCode.DISK_FULL))] * sum(map(len, others))
+        put_groups([first], lambda outcomes: on_stored([*outcomes, *refused]))
+
+    monkeypatch.setattr(writes, "put_groups", put_first)
+    monkeypatch.setattr(dead_letters, "divided", lambda parts, *_: ([one] for one in parts))
+    assert resend(stage, 0, 0, 1, 9) == [RESENT, ALREADY, REFUSED, GONE]
+    monkeypatch.undo()
+    assert resend(stage, 0, 1) == [ALREADY, RESENT]
+    assert [one.body for one in messages_in(stage, RETRY)] == [b"0", b"1"]
 
 
 def test_nothing_is_answered_before_the_disk_has_it(make_stage):

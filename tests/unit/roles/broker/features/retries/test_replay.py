@@ -10,7 +10,6 @@ from mqmesh.protocol.commands import RequestCode
 from mqmesh.protocol.groups import GroupConfig
 from mqmesh.protocol.replay import ReplayRequest, ReplayResponse, ReplayRun
 from mqmesh.protocol.route import Perm, TopicConfig
-from mqmesh.roles.broker.features.retries import replay as feature
 from mqmesh.sdk.admin.replays import runs_of
 from mqmesh.storage.interface import GetStatus
 
@@ -58,8 +57,8 @@ def test_another_topic_gets_them_in_the_queue_of_the_same_number(filled):
     assert [one.body for one in stored(filled, "copy", 0)] == [b"2"]
 
 
-def test_one_request_copies_as_much_as_fits_a_write(filled, monkeypatch):
-    monkeypatch.setattr(feature, "MAX_WRITE_BYTES", 1)
+def test_one_request_copies_as_much_as_fits_a_group(filled):
+    filled.features.writes.group_bytes = 1
     assert replay(filled, ReplayRun(1, 5), group="g") == 2
     assert [one.body for one in stored(filled, "%RETRY%g")] == [b"1", b"2"]
 

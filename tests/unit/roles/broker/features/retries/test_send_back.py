@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import zlib
+from itertools import groupby
 
 import msgspec
 import pytest
@@ -16,7 +18,7 @@ from mqmesh.batch.record_batch import (
     decode_messages,
     encode_batch,
 )
-from mqmesh.errors import DiskFull, InvalidArgument
+from mqmesh.errors import DiskFull, GroupNotFound, InvalidArgument, SystemBusy
 from mqmesh.message import (
     PROPERTY_DLQ_ORIGIN_TOPIC,
     PROPERTY_LAST_FAILURE,
@@ -35,6 +37,7 @@ from mqmesh.protocol.groups import (
     GroupsProgressRequest,
     ResetOffsetRequest,
 )
+from mqmesh.protocol.messaging import BatchOutcome
 from mqmesh.protocol.policies import parse_retry_delays
 from mqmesh.protocol.retries import (
     TO_DEAD_LETTERS,
@@ -43,8 +46,10 @@ from mqmesh.protocol.retries import (
     SendBackResponse,
 )
 from mqmesh.protocol.route import TopicConfig
+from mqmesh.roles.broker.features.retries import send_back as send_backs
 from mqmesh.roles.broker.features.retries.retry_plan import plan_retry
 from mqmesh.roles.broker.features.retries.sent_back_marks import SentBackMarks
+from mqmesh.security.access_list import AccessList, Namespace, NamespaceQuota
 from mqmesh.storage.interface import FlushDiskType, GetStatus
 
 RETRY = "%RETRY%g"
@@ -167,8 +172,8 @@ def test_the_settings_of_the_group_stand_above_the_wish_of_the_consumer(stage, l
     assert result.dead_letters == is_dead
 
 
-def set_group(stage, **settings):
-    stage.features.state.group_table.update(GroupConfig("g", **settings))
+def set_group(stage, group="g", **settings):
+    stage.features.state.group_table.update(GroupConfig(group, **settings))
 
 
 def test_retries_come_when_the_schedule_of_the_group_says(stage):
@@ -233,6 +238,23 @@ def test_dead_letters_go_to_the_topic_that_the_group_names(stage):
     assert len(messages_in(stage, "t-dead")) == 1
 
 
+@pytest.mark.parametrize("limit", ["max_topics", "topics in .namespace.quota."])
+def test_a_topic_of_dead_letters_is_made_within_the_limits(make_stage, limit):
+    stage = make_stage(max_topics=2 if limit == "max_topics" else 100)
+    stage.send(stage.batch("ns%t", bodies=(b"a", b"b")))
+    set_group(stage, group="ns%g", dead_letter="ns%dead")
+    if limit != "max_topics":
+        quota = [Namespace("ns", NamespaceQuota(topics=1))]
+        stage.features.core.quotas.put(AccessList(1, [], quota))
+    entries = entry("ns%t", queue_offset=0, delay_level=-1), entry("ns%t", queue_offset=1)
+    if limit == "max_topics":
+        stage.features.state.topics.set(TopicConfig("other"), 1)
+    dead, again = send_back(stage, *entries, group="ns%g")
+    assert (dead.code, again.code) == (ResponseCode.SYSTEM_BUSY, ResponseCode.SUCCESS)
+    assert re.search(limit, dead.remark)
+    assert stage.features.state.topics.get("ns%dead") is None
+
+
 def test_a_number_that_a_producer_wrote_counts_for_nothing(stage):
     messages = [Message("t", b"x", properties={PROPERTY_RECONSUME_TIMES: "99"})]
     stage.send(
@@ -290,21 +312,25 @@ def test_what_cannot_be_decoded_goes_to_the_dead_letters_whole(stage):
     assert header.message_count == 3
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_a_group_that_is_known_has_its_topics_beyond_max_topics(make_stage, known):
-    stage = make_stage(max_topics=1)
+@pytest.mark.parametrize("limit", ["max_subscription_groups", "auto_groups_per_minute"])
+def test_groups_of_messages_sent_back_are_counted_before_their_topics_are_made(make_stage, limit):
+    stage = make_stage(max_topics=1, **{limit: 1})
     stage.send(stage.batch(bodies=(b"a", b"b")))
-    if known:
-        stage.features.state.group_table.note_used("g")
     again, dead = entry(), entry(queue_offset=1, delay_level=-1)
-    codes = [result.code for result in send_back(stage, again, dead)]
+    assert [result.code for result in send_back(stage, again, dead)] == [ResponseCode.SUCCESS] * 2
+    with pytest.raises(SystemBusy, match=limit):
+        send_back(stage, again, group="another")
     topics = {config.topic for config in stage.features.state.topics.configs()}
-    if known:
-        assert codes == [ResponseCode.SUCCESS] * 2
-        assert topics == {"t", RETRY, DLQ, SCHEDULE_TOPIC, SENT_BACK_TOPIC}
-    else:
-        assert codes == [ResponseCode.SYSTEM_BUSY] * 2
-        assert topics == {"t"}
+    assert topics == {"t", RETRY, DLQ, SCHEDULE_TOPIC, SENT_BACK_TOPIC}
+
+
+def test_a_group_that_is_there_sends_back_however_its_members_share_messages(make_stage):
+    stage = make_stage(auto_create_subscription_group=False)
+    stage.send(stage.batch())
+    with pytest.raises(GroupNotFound):
+        send_back(stage, entry())
+    stage.features.state.group_table.update(GroupConfig("g", delivery="message"))
+    assert [result.code for result in send_back(stage, entry())] == [ResponseCode.SUCCESS]
 
 
 @pytest.mark.parametrize(
@@ -323,9 +349,12 @@ def test_one_entry_fails_and_the_others_go_on(stage, wrong, code):
     assert results[0].remark
 
 
-def test_a_group_needs_a_legal_name(stage):
+@pytest.mark.parametrize("name", ["no such", "mqmesh-consume-1", "CID_RMQ_SYS_x"])
+def test_a_group_needs_a_legal_name_and_does_more_than_look(stage, name):
+    stage.send(stage.batch())
     with pytest.raises(InvalidArgument):
-        send_back(stage, entry(), group="no such")
+        send_back(stage, entry(), group=name)
+    assert {config.topic for config in stage.features.state.topics.configs()} == {"t"}
 
 
 def test_nothing_is_answered_before_it_is_stored(make_stage):
@@ -401,30 +430,41 @@ def test_retries_and_their_marks_are_refused_together(stage, monkeypatch):
     assert len(messages_in(stage, SCHEDULE_TOPIC, 2)) == 1
 
 
-@pytest.mark.parametrize("kept", [0, 1, 2, 3])
-def test_marks_count_only_where_their_retries_are_in_the_log(stage, monkeypatch, kept):
-    """The broker died in the middle of the write: only its first batches are there."""
+@pytest.mark.parametrize("is_divided", [False, True])
+def test_retries_are_in_one_group_with_the_marks_that_report_them(stage, monkeypatch, is_divided):
+    if is_divided:
+        stage.features.writes.group_bytes = 1_000
     stage.send(stage.batch(bodies=(b"a",)), stage.batch(bodies=(b"b",)))
-    send_back(stage, entry(), group="former")
+    puts = []
     put = stage.store.put
+    monkeypatch.setattr(
+        stage.store, "put", lambda batches, now_ms: puts.append(batches) or put(batches, now_ms)
+    )
+    send_back(stage, entry(count=2))
+    (batches,) = puts
+    groups = [[one.topic for one in same] for _, same in groupby(batches, lambda one: one.group)]
+    pair = [SENT_BACK_TOPIC, SCHEDULE_TOPIC]
+    assert groups == ([pair, pair] if is_divided else [[*pair, SCHEDULE_TOPIC]])
+    assert all(one.group for one in batches)
 
-    def die(batches, store_timestamp):
-        put(batches[:kept], store_timestamp)
-        raise DiskFull("planned")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(stage.store, "put", die)
-        send_back(stage, entry(count=2))
-    if kept:
-        # What others store of the same level later says nothing about it.
-        write(stage, SCHEDULE_TOPIC, [Message("t", b"other")], 2, sequence=900)
-    restart(stage)
-    for _ in range(2):
-        assert send_back(stage, entry(count=2))[0].code == 0
-        restart(stage)
-    assert send_back(stage, entry(), group="former")[0].code == 0
-    found = sorted(message.body for message in messages_in(stage, SCHEDULE_TOPIC, 2))
-    assert found == sorted([b"a", b"a", b"b", *([b"other"] if kept else [])])
+def test_of_several_groups_only_those_that_were_refused_are_sent_back_again(stage, monkeypatch):
+    stage.send(stage.batch(bodies=(b"a",)), stage.batch(bodies=(b"b",)))
+    writes = stage.features.writes
+    put_groups = writes.put_groups
+
+    def put_first(groups, on_stored):
+        first, *others = groups
+        refused = [BatchOutcome(int(ResponseCode.DISK_FULL))] * sum(map(len, others))
+        put_groups([first], lambda outcomes: on_stored([*outcomes, *refused]))
+
+    monkeypatch.setattr(writes, "put_groups", put_first)
+    monkeypatch.setattr(send_backs, "divided", lambda parts, *_: ([one] for one in parts))
+    entries = [entry(), entry(queue_offset=1)]
+    assert [one.code for one in send_back(stage, *entries)] == [0, ResponseCode.DISK_FULL]
+    monkeypatch.undo()
+    assert [one.code for one in send_back(stage, *entries)] == [0, 0]
+    assert [one.body for one in messages_in(stage, SCHEDULE_TOPIC, 2)] == [b"a", b"b"]
 
 
 @pytest.mark.parametrize("after", [lambda stage: None, restart], ids=["at once", "restarted"])

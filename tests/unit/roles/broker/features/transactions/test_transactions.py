@@ -326,10 +326,18 @@ def test_very_many_decisions_at_once_are_several_writes(scene, monkeypatch):
     assert scene.desk.table.pending_count == 0
     scene.restart()
     assert scene.desk.table.pending_count == 0
-    assert not scene.desk.torn
 
 
 # ---- Administration ---------------------------------------------------------------------------
+
+
+def test_a_namespace_that_is_asked_for_is_listed_behind_many_others(scene):
+    scene.half(b"one", b"two", topic="bank%t", group="bank%pg")
+    scene.half(b"three", topic="shop%t", group="shop%pg")
+    asked = ListHalfMessagesRequest(max_count=1, namespace="shop")
+    found = scene.stage.ask(RequestCode.LIST_HALF_MESSAGES, asked, HalfList)
+    assert [one.topic for one in found.messages] == ["shop%t"]
+    assert (found.pending_count, found.parked_count) == (1, 0)
 
 
 def test_what_waits_is_listed_shown_and_ended_by_hand(scene):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
-from mqmesh.errors import BrokerNotAvailable
 from mqmesh.message import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
 from mqmesh.protocol.transactions import Decision, EndOutcome
 from mqmesh.roles.broker.features.transactions.transaction_table import (
     Transactions as TransactionTable,
 )
-from mqmesh.storage.interface import FlushDiskType
+from mqmesh.storage.interface import BatchToPut
+from mqmesh.units import KIB
 
 # ---- Started again -----------------------------------------------------------------------------
 
@@ -147,59 +149,64 @@ def test_parked_messages_stay_parked_after_a_start(make_scene):
     assert scene.bodies(TRANS_CHECK_MAX_TIME_TOPIC) == [b"stuck"]
 
 
-def torn_write(scene, *, keep: int, ends) -> None:
-    """Writes decisions as a crash leaves them: only the first batches of the write."""
-    scene.begin_end(*ends)
-    scene.stage.features.transactions.finish()
-    put = scene.stage.store.put
-    scene.stage.store.put = lambda batches, now: put(batches[:keep], now)
-    with pytest.raises(IndexError):
-        scene.stage.features.writes.write()
-    del scene.stage.store.put
+def test_decisions_and_what_they_commit_and_park_are_in_one_group(make_scene):
+    scene = make_scene(transaction_check_max=1)
+    scene.join()
+    bases = [scene.half(b"a1", b"a2"), scene.half(b"b", queue_id=1)]
+    scene.half(b"stuck")
+    puts = watched(scene)
+    ends = [(bases[0], 0, 0, 1, Decision.COMMIT), (bases[1], 2, 0, 1, Decision.COMMIT)]
+    scene.end(*ends, (bases[0], 0, 1, 1, Decision.ROLLBACK))
+    ((ops, *commits),) = puts
+    assert [one.topic for one in (ops, *commits)] == [TRANS_OP_HALF_TOPIC, "t", "t"]
+    assert {one.group for one in (ops, *commits)} == {ops.group} != {0}
+    del puts[:]
+    scene.tick(6_000)
+    scene.tick(30_000)
+    parked = [one for one in puts if one[-1].topic == TRANS_CHECK_MAX_TIME_TOPIC]
+    assert [[one.group > 0 for one in put] for put in parked] == [[True, True]]
 
 
-@pytest.mark.parametrize("keep", [1, 2, 3])
-@pytest.mark.parametrize("with_note", [False, True])
-def test_commits_that_a_crash_cut_off_are_written_again_once(scene, keep, with_note):
-    bases = [scene.half(b"a1", b"a2"), scene.half(b"b"), scene.half(b"c", queue_id=1)]
-    ends = [
-        (bases[0], 0, 0, 1, Decision.COMMIT),
-        (bases[1], 2, 0, 1, Decision.COMMIT),
-        (bases[2], 3, 0, 1, Decision.COMMIT),
-        (bases[0], 0, 1, 1, Decision.ROLLBACK),
-    ]
-    document = scene.desk.dump() if with_note else None
-    torn_write(scene, keep=keep, ends=ends)
-    scene.restart(document)
-    assert len(scene.desk.torn) == 4 - keep
-    with pytest.raises(BrokerNotAvailable):
-        scene.end((bases[0], 0, 0, 1, Decision.COMMIT))
-    scene.tick()
-    assert not scene.desk.torn
-    assert sorted(scene.bodies() + scene.bodies("t", 1)) == [b"a1", b"b", b"c"]
-    scene.restart(document)
-    assert not scene.desk.torn, "they are found"
+@pytest.mark.parametrize("is_slow_link", [False, True])
+def test_decisions_too_large_for_a_group_are_divided(make_scene, is_slow_link):
+    scene = make_scene() if is_slow_link else make_scene(segment_bytes=64 * KIB)
+    if is_slow_link:
+        scene.stage.features.writes.group_bytes = 64 * KIB
+    chance = Random(1)
+    bases = [scene.half(chance.randbytes(20_000)) for _ in range(5)]
+    puts = watched(scene)
+    scene.end(*((base, at, 0, 1, Decision.COMMIT) for at, base in enumerate(bases)))
+    ((*batches,),) = puts
+    groups = [[one.topic for one in batches if one.group == number] for number in (1, 2)]
+    assert groups == [[TRANS_OP_HALF_TOPIC, "t", "t", "t"], [TRANS_OP_HALF_TOPIC, "t", "t"]]
+    scene.restart(None)
     assert scene.desk.table.pending_count == 0
+    assert len(scene.bodies()) == 5
 
 
-def test_with_a_slow_disk_they_are_written_again_once(make_scene):
-    scene = make_scene(flush_disk_type=FlushDiskType.SYNC_FLUSH)
-    base = scene.half(b"a")
-    torn_write(scene, keep=1, ends=[(base, 0, 0, 1, Decision.COMMIT)])
-    scene.restart()
-    scene.stage.store.synced = 0
-    for _ in range(5):
-        scene.tick()
-    scene.stage.store.synced = None
-    scene.stage.features.writes.answer_confirmed()
-    scene.tick()
-    assert not scene.desk.torn
-    assert scene.bodies() == [b"a"]
+def test_scattered_messages_of_a_batch_are_parked_though_one_group_cannot_have_them(
+    make_scene, caplog, monkeypatch
+):
+    scene = make_scene(segment_bytes=64 * KIB, transaction_check_max=1)
+    scene.join()
+    bodies = [b"%d" % number for number in range(1_000)]
+    base = scene.half(*bodies)
+    scene.end(*((base, 0, first, 1, Decision.ROLLBACK) for first in range(0, 1_000, 2)))
+    monkeypatch.setattr(
+        scene.stage.features.state.admission, "count_refused", lambda count, now_ms: 0
+    )
+    for ms in (6_000, 30_000):
+        scene.tick(ms)
+    assert scene.bodies(TRANS_CHECK_MAX_TIME_TOPIC) == bodies[1::2]
+    assert (scene.desk.table.pending_count, scene.desk.table.parked_count) == (0, 500)
+    assert caplog.text.count("they are parked") == 2, "a line a group"
 
 
-def test_a_torn_commit_for_a_deleted_topic_is_left(scene):
-    base = scene.half(b"a")
-    torn_write(scene, keep=1, ends=[(base, 0, 0, 1, Decision.COMMIT)])
-    scene.stage.features.state.topics.delete("t", 1)
-    scene.restart()
-    assert not scene.desk.torn
+def watched(scene) -> list[list[BatchToPut]]:
+    """Batches of each put from now on."""
+    puts = []
+    put = scene.stage.store.put
+    scene.stage.store.put = lambda batches, *rest, **options: (
+        puts.append(list(batches)) or put(batches, *rest, **options)
+    )
+    return puts

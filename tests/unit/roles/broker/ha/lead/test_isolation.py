@@ -41,13 +41,13 @@ def leading(
 def test_a_leader_without_a_session_goes_on_while_enough_to_confirm_are_heard(mode, needed):
     leadership = leading(mode, 2, 3, copies=2)
     for one in needed:
-        leadership.heard_ms[one] = LATE_MS - ACKS_MS
+        leadership.last_seen_ms[one] = LATE_MS - ACKS_MS
     assert not is_isolated(leadership, LATE_MS)
     leadership.is_isolated = is_isolated(leadership, LATE_MS + 1)
     assert leadership.is_isolated
     with pytest.raises(NotMaster, match="neither the coordinator nor enough followers"):
         leadership.check()
-    leadership.heard_ms = dict.fromkeys(needed, LATE_MS + 1)
+    leadership.last_seen_ms = dict.fromkeys(needed, LATE_MS + 1)
     leadership.is_isolated = is_isolated(leadership, LATE_MS + 2)
     leadership.check()
 
@@ -61,7 +61,7 @@ def test_a_session_is_enough_to_go_on_and_so_is_a_set_of_one():
 
 def test_while_the_set_changes_enough_of_both_must_be_heard():
     leadership = leading(AckReplicas.ALL, 2)
-    leadership.heard_ms = {2: LATE_MS}
+    leadership.last_seen_ms = {2: LATE_MS}
     bigger = (*leadership.log.rule.members, MemberIncarnation(3, 1))
     leadership.log.on_changing(ConfirmRule(bigger, 3))
     assert is_isolated(leadership, LATE_MS)
@@ -74,15 +74,15 @@ def test_while_the_set_changes_enough_of_both_must_be_heard():
 def test_a_leader_that_hears_too_few_for_a_while_is_cut_off_though_its_session_lives(mode, minimum):
     leadership = leading(mode, 2, 3, copies=2, has_lease=True, minimum=minimum)
     watch, since_ms = FollowerWatch(), LATE_MS + ACKS_MS + 1
-    leadership.heard_ms = {3: LATE_MS}
+    leadership.last_seen_ms = {3: LATE_MS}
     assert not watch.is_cut_off(leadership, LATE_MS + ACKS_MS), "one is enough"
     assert not watch.is_cut_off(leadership, since_ms)
     assert not watch.is_cut_off(leadership, since_ms + CUT_OFF_MS - 1)
     leadership.is_cut_off = watch.is_cut_off(leadership, since_ms + CUT_OFF_MS)
     assert leadership.is_cut_off
-    with pytest.raises(BrokerNotAvailable, match="too few replicas in sync are heard"):
+    with pytest.raises(BrokerNotAvailable, match="too few replicas in sync are reached"):
         leadership.check()
-    leadership.heard_ms = {2: since_ms + CUT_OFF_MS}
+    leadership.last_seen_ms = {2: since_ms + CUT_OFF_MS}
     assert not watch.is_cut_off(leadership, since_ms + CUT_OFF_MS)
     assert watch.since_ms is None
 

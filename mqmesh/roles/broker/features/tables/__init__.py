@@ -1,0 +1,1 @@
+"""Tables: topics of which the broker keeps the newest revisions of each key."""

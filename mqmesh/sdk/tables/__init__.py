@@ -1,0 +1,1 @@
+"""Tables of keys and values, which brokers keep in topics."""

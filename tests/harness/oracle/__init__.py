@@ -1,0 +1,1 @@
+"""One program for a real RocketMQ and for mqmesh's gateway, and the comparison of their answers."""
