@@ -3,6 +3,7 @@
 import logging
 from bisect import bisect_left
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -11,6 +12,7 @@ from mqmesh.batch.iter_batches import iter_batches
 from mqmesh.batch.record_batch import check_stored, decode_messages
 from mqmesh.errors import (
     CorruptBatch,
+    EndpointUnreachable,
     MQMeshError,
     StaleGeneration,
     TopicNotFound,
@@ -74,6 +76,10 @@ client's ``consumeFromWhere`` counts. RocketMQ: while message 0 is in memory
 STALE_MS: Final = 1_000
 """A pull of a member whose queue was given to another one is answered so late: RocketMQ's clients
 pull again at once."""
+
+BROKEN_MS: Final = 200
+"""Interval at which a pull that may wait is repeated while its broker cannot be reached. RocketMQ's
+clients would log an error, and pull again after 3 s (``pullTimeDelayMillsWhenException``)."""
 
 COMMIT_OFFSET: Final = 1
 SUSPEND: Final = 2
@@ -266,7 +272,8 @@ class Consuming:
         verify: bool = False,
     ) -> None:
         """Ask the broker for the messages of a pull."""
-        member = self._members.of(session)
+        member, clock = self._members.of(session), self._upstream.loop.clock
+        until_ms = clock.monotonic_ms() + suspend_ms
         asked = PullRequest(
             *queue,
             max(offset, 0),
@@ -292,6 +299,13 @@ class Consuming:
             except StaleGeneration:
                 self._lost_queue(member, queue)
                 self._later(session, request, offset, STALE_MS)
+            except EndpointUnreachable as error:
+                left_ms = until_ms - clock.monotonic_ms() - BROKEN_MS
+                if left_ms <= 0 or session.is_closed or self._upstream.closed:
+                    session.fail(request, error)
+                    return
+                again = partial(self._ask, session, request, key, queue, offset, left_ms)
+                self._upstream.loop.call_later(BROKEN_MS, again)
             except MQMeshError as error:
                 session.fail(request, error)
             else:

@@ -1,9 +1,11 @@
 """Messages that a pull left for the next one."""
 
+from collections.abc import Callable
+
 import pytest
 from harness.batches import encode_flights, stored_batch
 
-from mqmesh.errors import CorruptBatch
+from mqmesh.errors import CorruptBatch, EndpointUnreachable
 from mqmesh.message import Message
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.commands import RequestCode
@@ -17,6 +19,7 @@ from mqmesh.protocol.pulling import (
 from mqmesh.protocol.remoting.codes import RemotingCode, RemotingStatus
 from mqmesh.protocol.remoting.frame import RemotingCommand
 from mqmesh.roles.gateway.consuming import (
+    BROKEN_MS,
     DECODED_BYTES,
     KEPT_MS,
     MOST_FROM_FIRST,
@@ -74,14 +77,27 @@ def test_the_oldest_go_when_there_is_no_room_and_those_of_a_broker_with_it():
 
 
 class FakeLoop:
-    """A loop with a clock that stands still, and no timers."""
+    """A loop whose clock and timers move by ``advance`` only."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
+        self._timers: list[tuple[int, Callable[[], None]]] = []
+
+    def call_later(self, delay_ms: int, callback: Callable[[], None]) -> None:
+        self._timers.append((self.clock.monotonic_ms() + delay_ms, callback))
+
+    def advance(self, ms: int) -> None:
+        self.clock.advance(ms)
+        due = [one for one in self._timers if one[0] <= self.clock.monotonic_ms()]
+        self._timers = [one for one in self._timers if one not in due]
+        for _, callback in due:
+            callback()
 
 
 class FakeUpstream:
     """A way to a broker that keeps the pulls which it is asked."""
+
+    closed = False
 
     def __init__(self) -> None:
         self.loop = FakeLoop()
@@ -97,11 +113,18 @@ class FakeUpstream:
         on_done(Command(0, 1, 0, memoryview(header), memoryview(body)))
         return asked
 
+    def break_connection(self) -> PullRequest:
+        """Fails the pull that was asked last; returns it."""
+        asked, on_done = self.asked.pop()
+        on_done(EndpointUnreachable("the connection broke"))
+        return asked
+
 
 class FakeSession:
     """A connection that keeps its answers."""
 
     broker_name, client_id = "broker-a", ""
+    is_closed = False
 
     def __init__(self) -> None:
         self.answers: list[tuple[int, dict, bytes]] = []
@@ -112,6 +135,9 @@ class FakeSession:
 
     def fail(self, request, error) -> None:
         self.errors.append(error)
+
+    def park(self, request) -> None:
+        pass
 
 
 class Pulls:
@@ -128,14 +154,15 @@ class Pulls:
         self._consuming = Consuming(self.upstream, members, ports, self.cache)
         self.session = FakeSession()
 
-    def pull(self, offset: int, most: int = 32) -> None:
+    def pull(self, offset: int, most: int = 32, suspend_ms: int = 0) -> None:
         fields = {
             "consumerGroup": "g",
             "topic": "flights",
             "queueId": "3",
             "queueOffset": str(offset),
             "maxMsgNums": str(most),
-            "sysFlag": "4",
+            "sysFlag": "6",
+            "suspendTimeoutMillis": str(suspend_ms),
             "subscription": "*",
         }
         self.post(RemotingCode.PULL_MESSAGE, fields)
@@ -182,6 +209,42 @@ def test_a_damaged_batch_that_was_repaired_is_given():
     pulls.upstream.give(damaged(batch_of(2, b"c")), 3, 3)
     pulls.upstream.give(batch_of(2, b"c"), 3, 3)
     assert [code for code, _, _ in pulls.session.answers] == [RemotingStatus.SUCCESS]
+
+
+def test_a_pull_that_waits_is_repeated_when_its_connection_breaks():
+    pulls = Pulls()
+    pulls.pull(0, suspend_ms=10_000)
+    pulls.upstream.loop.advance(4_000)
+    assert pulls.upstream.break_connection().suspend_timeout_ms == 10_000
+    assert not pulls.upstream.asked
+    pulls.upstream.loop.advance(BROKEN_MS)
+    again = pulls.upstream.give(batch_of(0, b"a"), 1, 1)
+    assert (again.queue_offset, again.suspend_timeout_ms) == (0, 6_000 - BROKEN_MS)
+    assert [code for code, _, _ in pulls.session.answers] == [RemotingStatus.SUCCESS]
+    assert not pulls.session.errors
+
+
+@pytest.mark.parametrize(("suspend_ms", "is_closed"), [(0, False), (1_000, True)])
+def test_a_pull_that_nobody_waits_for_fails_when_its_connection_breaks(suspend_ms, is_closed):
+    pulls = Pulls()
+    pulls.pull(0, suspend_ms=suspend_ms)
+    pulls.session.is_closed = is_closed
+    pulls.upstream.break_connection()
+    pulls.upstream.loop.advance(BROKEN_MS)
+    assert not pulls.upstream.asked
+    assert isinstance(pulls.session.errors[0], EndpointUnreachable)
+
+
+def test_a_pull_of_a_broker_that_stays_away_fails_when_its_wait_is_over():
+    pulls = Pulls()
+    pulls.pull(0, suspend_ms=1_000)
+    tries = 0
+    while not pulls.session.errors:
+        pulls.upstream.break_connection()
+        pulls.upstream.loop.advance(BROKEN_MS)
+        tries += 1
+    assert tries == 1_000 // BROKEN_MS
+    assert not pulls.upstream.asked
 
 
 def test_one_answer_is_decoded_up_to_a_bound_and_the_rest_is_asked_for_again():
