@@ -8,9 +8,9 @@ A member counts with what it had of this epoch's log at its last acknowledgement
 It counts with its incarnation only: one that lost its disk is another member until the
 coordinator's record says otherwise.
 
-Nothing is confirmed before the marker of the epoch is. What the leader has inherited may be on
-enough replicas and still be replaced: by one who leads later, and whose newest record is of a later
-epoch than all of it. Once the marker is confirmed nobody without it is elected.
+Nothing is confirmed before the marker of the epoch is. Records of earlier epochs may be on enough
+replicas and still be replaced: by a later leader whose newest record is of a later epoch than all
+of them. Once the marker is confirmed no replica without it is elected.
 """
 
 from collections.abc import Iterable, Mapping
@@ -235,7 +235,7 @@ class AckPolicy(msgspec.Struct, frozen=True):
     """Acknowledgement policy: the promise to producers.
 
     Attributes:
-        mode: Whose copies they wait for.
+        mode: Replicas whose copies a send waits for.
         minimum: With ``all``: members that the set has at least (min_in_sync_replicas).
         refuses_below: Sends are refused below the minimum, and not stored with a lesser status.
         fall_behind_bytes: With ``one``: a follower that lacks more counts as not there.
@@ -247,10 +247,10 @@ class AckPolicy(msgspec.Struct, frozen=True):
     fall_behind_bytes: int = 256 * MIB
 
     def check(self, log: ConfirmedLog, log_end: int) -> None:
-        """To be called before a put.
+        """Check, before each put, that it can be confirmed.
 
         Args:
-            log: Who has what.
+            log: Positions of the replicas.
             log_end: Where the leader's log ends.
 
         Raises:
@@ -273,7 +273,7 @@ class AckPolicy(msgspec.Struct, frozen=True):
         """Return whether copies may come soon; without them no put is taken.
 
         Args:
-            log: Who has what.
+            log: Positions of the replicas.
             log_end: Where the leader's log ends.
         """
         if self.mode is AckReplicas.NONE:
@@ -295,7 +295,7 @@ class AckPolicy(msgspec.Struct, frozen=True):
         once the others have left the set, and would be lost with its machine.
 
         Args:
-            log: Who has what.
+            log: Positions of the replicas.
         """
         is_small = self.mode is AckReplicas.ALL and self._size(log) < self.minimum
         return 0 if is_small else log.confirmed

@@ -26,7 +26,7 @@ class Fence(msgspec.Struct, frozen=True):
 
     Attributes:
         epoch: To be promised.
-        replica_ids: Who is asked.
+        replica_ids: Replicas that are requested to promise it.
     """
 
     epoch: int

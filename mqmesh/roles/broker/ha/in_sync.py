@@ -8,9 +8,10 @@ that it was made on. So the same change is asked for again, until the version ha
 In the modes ``quorum`` and ``one`` the voters stay, and a change only gives one the incarnation
 that it has by now, or takes one in that was added and has all that is confirmed.
 
-Who belongs to the group an administrator changes, one replica at a time. Where that changes who
-confirms, the stricter of both rules holds from then on, and the record is changed once the new one
-confirms as far as the old: a leader elected by the new rule then has all that was confirmed.
+An administrator changes the members of the group, one replica at a time. Where that changes the
+rule of confirmation, the stricter of both rules holds from then on, and the record is changed once
+the new one confirms as far as the old: a leader elected by the new rule then has all that was
+confirmed.
 """
 
 from typing import Final
@@ -65,11 +66,11 @@ class CandidateState(msgspec.Struct, frozen=True):
 
 
 class VotersChange(msgspec.Struct, frozen=True):
-    """Another replica is to belong to the group, or one no more.
+    """Change of the group's members that is under way.
 
     Attributes:
-        voters: Who is to belong to it.
-        deadline_ms: It is given up then, if the record was not changed; monotonic clock.
+        voters: Members after the change.
+        deadline_ms: The change is given up then if the record was not changed; monotonic clock.
     """
 
     voters: tuple[int, ...]
@@ -80,7 +81,7 @@ class InSyncSet(msgspec.Struct):
     """The set of the group that this replica leads.
 
     Attributes:
-        log: Who has what.
+        log: Confirmed part of the log, and the position of each replica.
         record: As it is known.
         lag_max_ms: A member that has not been caught up for so long leaves (replica_lag_max_ms).
         pending: The change that is on its way, or may be.
@@ -88,7 +89,7 @@ class InSyncSet(msgspec.Struct):
         reread_ms: When the record is read again for that.
         fewest: With ``all``: nobody leaves before ``lag_max_ms`` who leaves fewer behind.
         followers: By replica id.
-        voters_change: What an administrator has asked for, until that is done or given up.
+        voters_change: Change that an administrator requested, until it is done or given up.
         gone_ms: Since when members have no session at the coordinator, by id.
     """
 
@@ -268,7 +269,7 @@ class InSyncSet(msgspec.Struct):
     def _known(self, record: StateRecord, now_ms: int) -> list[Effect]:
         state = record.state
         if state is None or (state.epoch, state.master) != (self.log.epoch, self.log.me.replica_id):
-            # Whatever was confirmed stays so; both sets are held for as long as this one is asked.
+            # The confirmed offset never goes back; both sets confirm while this leader answers.
             return [Follow("another replica leads, or will", record)]
         self.record = record
         self._settle(now_ms)

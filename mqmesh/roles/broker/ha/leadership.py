@@ -32,7 +32,7 @@ class Leadership:
     Args:
         record: By which it leads.
         me: As the record has it.
-        policy: What producers are promised.
+        policy: Acknowledgement policy, the promise to producers.
         marker_end: Commit-log offset behind the marker of the epoch.
         log_end: Returns the end of the log.
         lag_max_ms: A follower that was not caught up for so long leaves the set.
@@ -41,7 +41,7 @@ class Leadership:
             known now: since then copies confirm what masters answer, and no election was forced.
 
     Attributes:
-        log: Who has what.
+        log: Confirmed part of the log, and the position of each replica.
         in_sync: The set.
         policy, owners_from: See above.
         last_seen_ms: Last sign of life of followers, by id; monotonic clock.
@@ -151,10 +151,10 @@ class Leadership:
             raise StaleEpoch(f"epoch {self.epoch} is over: {reason}")
 
     def check_voter(self, broker_name: str, replica_id: int) -> None:
-        """Somebody wants to follow.
+        """Check that a replica which wants to follow belongs to the group.
 
         Raises:
-            InvalidArgument: It does not belong to the group.
+            InvalidArgument: The replica does not belong to the group.
         """
         if not self.in_sync.state.is_voter(replica_id):
             raise InvalidArgument(outside(broker_name, replica_id, self.in_sync.state))

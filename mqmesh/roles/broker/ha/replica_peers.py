@@ -55,7 +55,7 @@ class ReplicaPeers:
             try:
                 connection = self._connect(*place)
             except ConfigError as error:
-                # What it says of itself cannot be; it says it again in a moment.
+                # The replica announced an address or key that is invalid; it announces again soon.
                 _log.warning("replica %d is not connected to: %s", replica_id, error)
                 continue
             self._connections[replica_id] = place, connection

@@ -50,13 +50,13 @@ class NoVoteState:
     promised_epoch = 0
 
     def promise(self, epoch: int) -> None:
-        """Nobody asks for one."""
+        """Do nothing: there are no elections."""
 
     def begin_copy(self, store_id: int) -> None:
-        """Nobody counts on what it had."""
+        """Do nothing: the replica confirms nothing, so its old log does not count."""
 
     def renew(self) -> None:
-        """Nobody counts on what it had."""
+        """Do nothing: the replica confirms nothing, so its old log does not count."""
 
 
 class KeptVoteState:

@@ -1,8 +1,8 @@
 """Settings that must be equal at all replicas: those of the cluster above a replica's own. Pure.
 
-They are kept by the coordinator, as values by name. What nobody has set there is the replica's own.
-How many copies a send waits for is kept in the group's record since it was made, and counts here,
-too. A value that a replica cannot use, it leaves, and says so.
+The coordinator keeps them, as values by name. A replica uses its own value where the coordinator
+has none. The number of copies that a send waits for is in the group's record from the beginning,
+and counts here, too. A replica ignores a value that it cannot use, and reports it.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ class ClusterSettings:
         own: Of the replica.
 
     Attributes:
-        config: What is in force.
+        config: Settings in force.
         version: Of the cluster's, 0 before they were read or if there are none.
         problems: Why some of them are not in force, by name.
     """

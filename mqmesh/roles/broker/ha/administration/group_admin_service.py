@@ -1,7 +1,7 @@
 """Requests of administrators that change the record of a group that elects its master.
 
-Who belongs to the group is changed by its leader, who knows what is confirmed; whether somebody may
-stand, by any replica, since the leader may be gone.
+The leader changes the members of the group, because it knows the confirmed offset. Any replica
+changes whether elections are paused, because the leader may be gone.
 """
 
 import logging
@@ -236,7 +236,7 @@ class GroupAdminService:
 
 
 def check_epoch(seen: int, newest: int) -> None:
-    """An administrator wants something done in the epoch that he saw; 0 for any.
+    """Check that the group is in the epoch that an administrator saw; 0 for any.
 
     Raises:
         InvalidArgument: Another one is the newest by now.

@@ -1,10 +1,10 @@
 """Until when a replica is sure that nobody takes it for gone: its session's lease. Pure.
 
-Renewals come from the broker's own loop, so that one that hangs loses its lease. What a renewal
-gives counts from when it was asked for, by a clock that goes on while the machine sleeps
-(``Clock.boot_ms``).
+Renewals come from the broker's own loop, so that a broker that hangs loses its lease. A lease
+counts from the time of the request for its renewal, by a clock that goes on while the machine
+sleeps (``Clock.boot_ms``).
 
-With copies that confirm the lease decides nothing: an old leader finds nobody who confirms for it.
+With copies that confirm the lease decides nothing: no follower confirms for an old leader.
 Without them (``none``) it bounds what may be lost, so that a leader without it answers nothing.
 """
 

@@ -1,9 +1,9 @@
 """Handing the lead of a group over on purpose, without a failover. Pure.
 
 The leader takes no more sends, waits until its successor has what it has, confirms nothing more
-from then on, and only then changes the record. So the successor has whatever was acknowledged, and
-begins the next epoch as the record says it. What goes wrong before that ends in the old leadership
-as it was.
+from then on, and only then changes the record. So the successor has all acknowledged messages, and
+begins the next epoch as the record says it. After an error before that the old leader goes on as
+before.
 """
 
 import enum
@@ -99,7 +99,7 @@ class Retirement(msgspec.Struct):
 
     Attributes:
         began_ms: When it was asked to stop, monotonic clock.
-        was_tried: Somebody was asked to take over.
+        was_tried: A successor was requested to take over.
     """
 
     began_ms: int
@@ -210,7 +210,7 @@ class SwitchOver(msgspec.Struct):
             return [Follow("another replica leads", record)]
         if record.version == leadership.in_sync.record.version:
             return [ChangeRecord(record.version, self.wanted)]
-        # Nobody but the leader changes a record without a new epoch.
+        # Only the leader changes a record without a new epoch.
         return self._give_up("the record was changed meanwhile")
 
     def _next_members(self, state: GroupState) -> tuple[MemberIncarnation, ...]:

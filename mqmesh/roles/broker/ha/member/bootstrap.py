@@ -31,7 +31,7 @@ class GroupBootstrap:
         config: Of the broker.
         session: Of the replica; the record is made with it.
         replica: The process.
-        promises: What the replica has promised, and who it is.
+        promises: Promises and incarnation of the replica.
     """
 
     def __init__(
@@ -72,11 +72,11 @@ class GroupBootstrap:
     def make_anew(
         self, request: Request, replica_ids: Sequence[int], present: Sequence[Presence]
     ) -> None:
-        """Makes a record that is lost, since an administrator wants it; answers him later.
+        """Make a lost record again for an administrator; the request is answered later.
 
         Args:
-            request: Of the administrator.
-            replica_ids: That he named; all that a new group has if none.
+            request: Request of the administrator.
+            replica_ids: Replicas that the request names; none for all that a new group has.
             present: All that are there.
 
         Raises:

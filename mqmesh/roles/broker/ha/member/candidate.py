@@ -157,7 +157,7 @@ class Candidate:
         silent_ms = self._replica.silent_ms(now_ms)
         if silent_ms >= SILENCE_MS and now_ms >= self._look_ms:
             self._look_ms = now_ms + LOOK_MS
-            # What is known of renewals is as old as the last change.
+            # The view has renewals only as old as the group's last change.
             self._coordinator.presences(self._config.broker_name, self._on_presences)
         view = self._member.view
         why = self._suspicion(view, now_ms)
@@ -195,11 +195,11 @@ class Candidate:
     # ---- Elections -------------------------------------------------------------------
 
     def stand_at_once(self, reason: str, *, is_unclean: bool = False) -> None:
-        """Somebody has it stand, who has looked whether there is a leader.
+        """Stand for election; the caller has looked whether there is a leader.
 
         Args:
             reason: For people.
-            is_unclean: It leads, whatever it lacks.
+            is_unclean: This replica leads even if it lacks confirmed messages.
         """
         now_ms = self._clock.monotonic_ms()
         self._rest_until_ms = now_ms
@@ -294,7 +294,7 @@ class Candidate:
         self._session.change_record(group, effect.version, effect.state, on_changed)
 
     def _on_changed(self, wanted: GroupState, outcome: int | MQMeshError) -> None:
-        # What an election before this one asked for, and gave up, is no answer to this one.
+        # The outcome of a change that an earlier election gave up does not concern this one.
         if not self._closed and wanted == self._election.wanted:
             self._carry_out(self._election.on_outcome(outcome, self._clock.monotonic_ms()))
 

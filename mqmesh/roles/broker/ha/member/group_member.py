@@ -76,14 +76,14 @@ class GroupMember:
         config: Of the broker.
         address: Where it listens, ``host:port``.
         coordinator: Keeps the group's record.
-        promises: What the replica has promised.
+        promises: Promises of the replica.
         replica: The process.
         peers: The other replicas.
         world: Time and chance.
 
     Attributes:
         leadership: While it leads.
-        view: What is known of the group.
+        view: The group as this replica knows it.
     """
 
     def __init__(
@@ -234,7 +234,7 @@ class GroupMember:
         self._session.renew()
         self._look_at_settings(now_ms)
         if self.leadership is not None:
-            # Who stops together with the others leaves them in the set.
+            # A leader that stops together with its followers leaves them in the set.
             if not self._succession.is_near:
                 in_sync = self.leadership.in_sync
                 in_sync.on_sessions(

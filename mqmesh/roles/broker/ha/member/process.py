@@ -14,7 +14,7 @@ class LogPosition(msgspec.Struct, frozen=True):
     """Position of a replica's log.
 
     Attributes:
-        store_id: Whose log it is.
+        store_id: Id of the store that the log belongs to.
         last_epoch: Of its last record, 0 for none.
         end: Commit-log offset behind it.
         synced: The disk has so much of it.
