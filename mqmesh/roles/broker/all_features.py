@@ -141,7 +141,7 @@ class SharedState:
         staged_tables: Batches of tables on the stage.
         listeners: Features that follow what is stored in a topic, by topic.
         admission: Decides which sends have waited for too long.
-        auto_creation: What each client has created lately by using it.
+        auto_creation: Topics, queues and groups that each client created lately by their first use.
         used_groups: Groups that clients use for the first time.
         metas: Batch metas decoded before.
         read_advice: Follower that a consumer should read from.
@@ -191,7 +191,7 @@ class SharedState:
             lambda: core.store.stats().max_commitlog_offset,
             core.memory_bytes,
         )
-        # What is kept in the log: the order of the tables is that of their records in a write.
+        # Tables that are kept in the log; a write has their records in this order.
         core.state.keep(TopicRecord, self.topics, urgent=True)
         core.state.keep(GroupRecord, self.group_table, urgent=True)
         core.state.keep(SentBackRecord, self.committed.sent_back)

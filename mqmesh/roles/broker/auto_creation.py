@@ -25,11 +25,11 @@ class CreationRate:
 
     Args:
         kind: ``topics``, ``queues`` or ``groups``.
-        per_minute: Of one client; the setting ``auto_{kind}_per_minute``.
+        per_minute: Most that one client may create; the setting ``auto_{kind}_per_minute``.
 
     Attributes:
-        made: Of all clients.
-        refused: What was not made.
+        made: Number created, for all clients.
+        refused: Number refused.
     """
 
     def __init__(self, kind: str, per_minute: int) -> None:

@@ -24,16 +24,17 @@ Waiter = TypeVar("Waiter")
 
 
 class AckParticipant(msgspec.Struct, frozen=True):
-    """One who must have a put before it is safe.
+    """Disk or follower that must have a put before the put is safe.
 
     Attributes:
         name: For people: "the disk".
-        position: Everything before this commit-log offset is safe with it. It never goes back.
-        status: What a put says that was answered without waiting for it any longer.
-        setting: Which says how long that is.
-        is_there: Nobody waits for one that is not: puts that it lacks say so, and count as safe.
-        absent_status: What they say.
-        limits_readers: What it lacks is not shown.
+        position: The holder has everything before this commit-log offset. It never goes back.
+        status: Status of a put that was answered because the holder was late.
+        setting: Name of the setting of that time limit.
+        is_there: Puts do not wait for an absent holder: they get ``absent_status``, and count as
+            safe.
+        absent_status: Status of a put that an absent holder lacks.
+        limits_readers: Messages that the holder lacks are not shown to consumers.
     """
 
     name: str
@@ -55,18 +56,18 @@ class CommitPoint(Generic[Waiter]):
     """Commit point of the log: how far it is safe, puts that wait for that, and the high watermark.
 
     Args:
-        holders: Who must have a put; nobody by default.
+        holders: Disk and followers that must have a put; none by default.
         timeout_ms: After so long a put is answered with the status of the holder that is late.
         most_waits: Puts that may wait at a time.
-        retry_after_ms: When a sender may come again for which there was no room.
-        confirmed: Nothing behind this commit-log offset is shown, acknowledged or not: it may be
-            taken back. By default what is acknowledged is shown.
-        admit: Raises for what the group does not take now.
+        retry_after_ms: Retry delay of a producer that is refused when so many wait.
+        confirmed: Messages behind this commit-log offset are not shown, acknowledged or not: a
+            failover may take them back. By default all acknowledged messages are shown.
+        admit: Raises for puts that the broker group refuses now.
 
     Attributes:
-        is_immediate: What the store has is safe, and may be seen, at once: nobody else has to
-            have it, and no put waits.
-        waits_ms: How long puts waited.
+        is_immediate: Puts are safe, and may be shown, as soon as the store has them: there are no
+            holders, and no put waits.
+        waits_ms: Waiting times of puts.
     """
 
     def __init__(

@@ -102,7 +102,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             clients as 0.
         replicas: How many replicas of this broker `mqmesh up` starts on this machine, 1 to 65: the
             master, and followers with the ids behind it, each 10 ports further, if ``ha.mode`` is
-            ``manual``; the ids 1 to so many if it is ``auto``. Nobody else looks at it.
+            ``manual``; the ids 1 to so many if it is ``auto``. Only `mqmesh up` uses it.
         namesrv_addr: Name servers as ``host:port``; the broker registers with every one.
         listen_host: Address to listen at. The default serves this machine only.
         listen_port: TCP port, 0 to 65,535; 0 takes a free one, for tests.
@@ -117,7 +117,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         auto_create_subscription_group: The first use of an unknown consumer group creates its
             settings. Turn it off where a misspelt group should be an error.
         default_topic_queue_nums: Queues of a topic created that way, 1 to 65,536.
-        message_delay_level: What the delay levels mean, level 1 first: 1 to 64 numbers with
+        message_delay_level: Delays of the delay levels, level 1 first: 1 to 64 numbers with
             their units s, m, h or d. Messages that wait already keep their times.
         filter_server_enable: Allow filters in Python, which consumers upload and which run in
             confined processes of filter servers beside this broker. Every client that may
@@ -188,13 +188,13 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         transaction_pending_max: Half messages that may wait for their decisions; more are
             refused. Up to 0.8 KiB of memory each, in batches less. 1 to 100,000,000.
         transaction_parked_max: Half messages that stay parked, 1 to 1,000,000; the oldest go.
-        max_topics: Topics that users may have made, 1 to 100,000. What was acknowledged is
+        max_topics: Topics that users may have made, 1 to 100,000. Acknowledged messages are
             delivered all the same: where a delayed message is due whose topic was deleted, or
             messages failed in a group that has no retry or dead letter topic yet, the broker
             makes the topic beyond this number, up to 100,000 in all.
         max_auto_topics: Of them, topics that first messages have made (auto_create_topic_enable),
-            1 to 100,000. What is left is the administrators'; a topic that one changes is theirs,
-            too.
+            1 to 100,000. Administrators may create the rest of ``max_topics``; a topic that one of
+            them changes counts as theirs, too.
         auto_topics_per_minute: Topics that one client may make so in a minute, 1 to 100,000. Where
             security is on all connections of a user are one client.
         auto_queues_per_minute: Queues of these topics, 1 to 1,000,000.

@@ -143,7 +143,7 @@ def commit_point_of(
     Args:
         config: Of the broker.
         store: Its messages.
-        followers: Who has how much of its log.
+        followers: Followers and their positions in its log.
         leadership: Of a master that was elected.
     """
     holders, timeouts = [], []

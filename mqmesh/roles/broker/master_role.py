@@ -49,8 +49,8 @@ class MasterRole(BrokerRole):
         self._leadership = leadership
         self.is_open = leadership is None
         self._half_checkpoint: HalfCheckpointFile | None = None
-        # What is read now is known to nobody else. Nor does it end where this replica, as a
-        # follower, learned that it is confirmed: what is behind that is its log, too.
+        # Only this replica reads the log now, and reads it to its end: not just to the offset that
+        # it knew, as a follower, to be confirmed.
         store.show_to(None)
         features = build_features(given, store, leadership, epoch=epoch)
         core = features.core
@@ -63,7 +63,7 @@ class MasterRole(BrokerRole):
         core.write_state()
         self._recover_transactions(features)
         if not core.commit_point.is_immediate:
-            # What the disk or a follower lacks may be lost, and nobody shall have seen it.
+            # Records that the disk or a follower lacks may be lost, so consumers must not see them.
             store.show_to(core.commit_point.high_watermark)
         self._handlers = features.commands()
         self._serve(features, self._handlers)

@@ -18,7 +18,7 @@ class ReplicaCounts(msgspec.Struct):
         refused_chunks: Those in which something was wrong, and what else a leader said that cannot
             be.
         cuts: How often the log was cut.
-        cut_bytes: What was cut off.
+        cut_bytes: Bytes of log that were cut off.
         copies: How often the store became a copy.
         nacks: Followers that had to cut their log or to copy it anew, and acknowledgements
             that were refused.

@@ -562,7 +562,7 @@ class BrokerServer:
             self._store = self._open()
             self._documents()  # their folder went with the store
         except MQMeshError as error:
-            # What is there is whole or begun anew by the next start; this one has no store.
+            # The next start finds a whole store or begins a new copy; this process has no store.
             self._store_failed = True
             _log.critical("the store cannot become a copy, so this broker ends: %s", error)
             self._loop.fail(error)

@@ -48,8 +48,8 @@ class SendStage(msgspec.Struct, eq=False):
     """Batches to be written at the end of this tick.
 
     Attributes:
-        batches: What to put, in order.
-        sends: To which sends they belong, in the same order.
+        batches: Batches to put, in order.
+        sends: Sends that they belong to, in the same order.
         staged_bytes: Size of the batches.
     """
 
@@ -66,7 +66,7 @@ def fill_in(
     Args:
         sends: As staged.
         batches: One for each None in their outcomes, in order.
-        results: What became of each batch.
+        results: Result of each batch, from the store.
     """
     position = 0
     for send in sends:

@@ -7,7 +7,7 @@ file of its own.
 Tables say what has changed; ``write`` puts a record of each change. For each segment of the log
 everything is put once more, a bit at a time and beside the changes: a snapshot. Each record says
 where the newest whole snapshot begins, so a start reads the last record, goes to that place, and
-reads on from there. What is before that place retention may remove.
+reads on from there. Retention may remove the log before that place.
 """
 
 import logging
@@ -215,10 +215,10 @@ class StateLog:
             on_saved(error)
 
     def write(self) -> Written:
-        """Puts records of all changes, and a slice of a snapshot if one is being made.
+        """Put records of all changes, and a slice of a snapshot if one is being made.
 
-        What cannot be put counts as changed still. Room on the disk that messages do not get
-        any more is used.
+        Changes that cannot be put stay changed. Records may use the room on the disk that is
+        reserved, which messages may not.
         """
         waiters, self.waiters = self.waiters, []
         store, changed = self._store, [table.changed for table in self._tables.values()]

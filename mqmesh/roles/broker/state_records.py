@@ -310,7 +310,7 @@ def in_bodies(records: Iterable[StateRecord], most_bytes: int) -> list[list[msgs
         most_bytes: A body has at most so many; larger records are divided into ``RecordPart``.
 
     Returns:
-        What ``encode_state`` takes; at least one list.
+        Arguments for ``encode_state``; at least one list.
     """
     bodies: list[list[msgspec.Raw]] = [[]]
     size = 0

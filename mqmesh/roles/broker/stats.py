@@ -127,9 +127,9 @@ class Before(msgspec.Struct, gc=False):
     """Former values of one of very many totals; they stand beside the total.
 
     Attributes:
-        minute: When totals were looked at last.
-        earlier_minute: The time before.
-        midnight: When the day began.
+        minute: Value at the last look at all totals.
+        earlier_minute: Value at the look before.
+        midnight: Value when the day began.
     """
 
     minute: int = 0

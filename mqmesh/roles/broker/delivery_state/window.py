@@ -442,7 +442,7 @@ class DeliveryWindow:
             due_ms: When they are due, monotonic clock; 0 for at once.
 
         Returns:
-            What waits; ``OK`` if all are settled already.
+            The messages that wait; ``OK`` if all are settled already.
         """
         claimed = self._claim_run(lease, first, bits)
         if isinstance(claimed, Settled):

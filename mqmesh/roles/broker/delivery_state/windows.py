@@ -26,7 +26,7 @@ class Changes(msgspec.Struct):
     """Changes of a window that are not in the log yet.
 
     Attributes:
-        previous_offset: What the log says of ``next_offset``.
+        previous_offset: ``next_offset`` in the log.
         is_whole: The window is written as a whole.
         spans: First offset and end of what changed.
         bits: Messages that changed, by the queue offset of bit 0.
@@ -272,7 +272,7 @@ class DeliveryWindows:
         if run.state is not RunState.LEASED and not window.is_resumed:
             due_ms = run.since_ms or 1  # see ``restore``
         elif run.state is not RunState.LEASED:
-            # What is due, or being sent back, goes out at once wherever this is read.
+            # A reader of the record hands out messages that are due, or are sent back, at once.
             due_ms = run.until_ms + self._wall_offset_ms() if run.until_ms else 1
         return DeliveryRun(
             run.first + shift,

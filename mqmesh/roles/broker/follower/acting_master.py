@@ -41,7 +41,7 @@ class ActingMaster:
         given: The process.
 
     Raises:
-        CorruptRecord: What it held cannot be read.
+        CorruptRecord: The commits that it held cannot be read.
     """
 
     def __init__(self, given: Environment) -> None:

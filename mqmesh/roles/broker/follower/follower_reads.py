@@ -15,7 +15,7 @@ class FollowerReads:
         now_ms: Monotonic clock.
         enabled: ``ha.slave_read_enable``.
         elects: Masters are elected (``ha.mode`` is ``auto``).
-        lag_max_ms: Who has not been caught up with its leader for so long answers no reads.
+        lag_max_ms: A follower that was not caught up with its leader for so long answers no reads.
 
     Attributes:
         lag_max_ms: As given; it may be changed.

@@ -322,7 +322,7 @@ class FollowerRole(BrokerRole):
     def become_copy(self, beginning: LogStart) -> None:
         """Implement ``CopiedLog.become_copy``."""
         if beginning.log_start <= self.log().log_end():
-            # Whose log begins further on has had what is confirmed, and removed it.
+            # A leader whose log begins behind ours has had all confirmed records, and removed them.
             self._check_confirmed(beginning.log_start)
         self._rest("this follower begins a copy of its master's log")
         self.features = None

@@ -104,11 +104,11 @@ class LinkTerms(msgspec.Struct, frozen=True):
     """Terms of a link, and what it says of the follower.
 
     Attributes:
-        promises: Whom it may follow.
-        counts: What all links of the process count.
-        zone: Where the follower stands.
-        serves_reads: It answers reads, so that the leader may name it to readers.
-        epoch: That the leader leads, as the group's record says; 0 if only the leader knows.
+        promises: Promises of the replica, which say which leaders it may follow.
+        counts: Counters that all links of the process share.
+        zone: Zone of the follower.
+        serves_reads: The follower answers reads, so that the leader may name it to readers.
+        epoch: Epoch of the leader in the group's record; 0 if only the leader knows it.
     """
 
     promises: VoteState
@@ -127,7 +127,7 @@ class ReplicaLink:
         instance_id: Random number of this life of the process.
         leader: Where the leader listens, for people.
         copy: The log.
-        terms: What the link goes by.
+        terms: Terms of the link.
         connect: Makes the connection: reports commands from the leader, and the connection.
         clock: Source of time.
         call_later: Has the loop call back after so many ms.

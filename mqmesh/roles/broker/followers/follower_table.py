@@ -60,9 +60,9 @@ class FollowerTable:
     """Followers that are connected.
 
     Args:
-        window_bytes: What one may be sent beyond what it has written.
-        fall_behind_bytes: One that lacks more is not waited for.
-        retain_ms: How long the log is kept for one that was heard so long ago.
+        window_bytes: Most bytes of log that a follower is sent before it has written them.
+        fall_behind_bytes: Sends do not wait for a follower that lacks more.
+        retain_ms: Time for which the log is kept for a follower that is gone.
         counts_synced: A put is with a follower once it is on its disk, not when it is written.
         counts: Of the process.
         began_ms: Since when followers may come, monotonic clock.
@@ -93,7 +93,7 @@ class FollowerTable:
         self._retain_ms = retain_ms
         self.catch_up_rate: TokenBucket | None = None
         self.by_peer: dict[Peer, Follower] = {}
-        # What is kept for each from retention: from where, and when it was heard.
+        # By replica: the place from which on retention keeps the log, and its last sign of life.
         self._kept: dict[int, tuple[int, int]] = {}
         self.position = 0
 
@@ -187,8 +187,8 @@ class FollowerTable:
             True if more is safe with followers now.
 
         Raises:
-            InvalidArgument: Nobody has opened by this connection, or it says what cannot be;
-                it counts no more.
+            InvalidArgument: No follower has opened by this connection, or its position is
+                impossible; the follower counts no more.
         """
         one = self.by_peer.get(peer)
         if one is None:

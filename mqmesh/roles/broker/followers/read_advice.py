@@ -1,8 +1,8 @@
 """Choice of the follower that readers of a master are to read from. Pure.
 
-Who stands where its zone is, and the master is not, reads there. Who is so far behind that the
-master would have to read from its disk, and spoil what its memory holds for others, reads from
-whatever follower is in sync.
+A consumer whose zone has a follower, and not the master, reads from that follower. A consumer so
+far behind that the master would read from its disk, and push other pages out of the page cache,
+reads from any follower that is in sync.
 """
 
 from collections.abc import Callable
@@ -52,8 +52,8 @@ class ReadAdvice:
         """Return the follower that a reader is to read from, 0 for none.
 
         Args:
-            pull: What it asked for.
-            result: What was found.
+            pull: Request of the reader.
+            result: Result of the store.
         """
         if not len(self._followers) or not self._ha.slave_read_enable:
             return NOBODY  # nearly always: this is asked with every answer

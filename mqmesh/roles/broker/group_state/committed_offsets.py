@@ -243,7 +243,7 @@ class SentBackStarts:
         starts = self._starts
         starts[group] = queue_offset
         self.changed[group] = None
-        # Nobody reads marks that are as old as that.
+        # Marks that old are never read.
         for old in [name for name, at in starts.items() if at <= queue_offset - MAX_MARKS]:
             del starts[old]
             self.changed[old] = None

@@ -47,10 +47,10 @@ class GroupClient(msgspec.Struct):
 
     Attributes:
         peer: Its connection; None for one that has not come back since the election.
-        heartbeat: What it said last.
-        last_seen_ms: When it said so, monotonic.
+        heartbeat: Its last heartbeat, without statistics.
+        last_seen_ms: Time of the last heartbeat, monotonic.
         lost_at_ms: When its connection broke; None while it stands.
-        stats: What its consumers did of late, as it said last.
+        stats: Statistics of its consumers in the last heartbeat.
     """
 
     peer: Peer | None
@@ -73,7 +73,7 @@ class Group(msgspec.Struct):
 
     Attributes:
         generation: Grows whenever its members change.
-        members: What each said of the group, by client id.
+        members: Last heartbeat of each member about the group, by client id.
         joined: Generation that the coming of each member made.
         check: Whether they subscribe alike.
         divided: Generation that was last asked for, and the owners of queues then.
@@ -204,7 +204,8 @@ class ConsumerGroups:
         Args:
             name: Consumer group.
             client_id: The member.
-            generation: What it knows of, ``NO_GENERATION`` if nothing; None to leave that out.
+            generation: Generation that the member knows, ``NO_GENERATION`` if none; None for no
+                check.
 
         Raises:
             StaleGeneration: It is no member, or became one after that generation: it was
@@ -324,7 +325,7 @@ class ConsumerGroups:
             SystemBusy: There are too many clients.
         """
         client_id = heartbeat.client_id
-        # What it is seldom changes, what it did always: that is kept beside.
+        # Subscriptions seldom change, statistics always do, so statistics are kept apart.
         own = {(c.group, s.topic) for c in heartbeat.consumers for s in c.subscriptions}
         stats = [one for one in heartbeat.stats if (one.group, one.topic) in own]
         heartbeat = msgspec.structs.replace(heartbeat, stats=[])

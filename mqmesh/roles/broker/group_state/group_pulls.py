@@ -25,7 +25,7 @@ class HandedOut(msgspec.Struct, gc=False):
         messages: Handed out to it; those of a filter that it did not want are not among them.
         stored_bytes: Their batches' bytes.
         offsets: By queue id, behind the last one handed out or passed over; -1 for none.
-        before: What ``messages`` was before.
+        before: Former values of ``messages``.
     """
 
     messages: int = 0

@@ -43,7 +43,7 @@ class OwnerRecords:
         self._groups = groups
         self._locks = locks
         self._is_kept = is_kept
-        # What the log says, until it is restored.
+        # Records read from the log, until they are restored.
         self._members: dict[_Member, MemberSubscriptions] = {}
         self._owners: dict[_Queue, QueueOwner] = {}
         if is_kept:

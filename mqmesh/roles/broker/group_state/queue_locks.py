@@ -41,10 +41,10 @@ class QueueLock(msgspec.Struct):
     """One queue's lock.
 
     Attributes:
-        client_id: Who holds it.
-        peer: Connection that it was renewed by; None when that is gone.
-        token: The same for as long as nobody else held the queue.
-        ends_ms: Monotonic time at which others may have it.
+        client_id: Client that holds the lock.
+        peer: Connection that renewed it last; None when that connection is gone.
+        token: Fencing token; a new one whenever another client gets the lock.
+        ends_ms: Monotonic time from which on others may have it.
     """
 
     client_id: str

@@ -2,16 +2,16 @@
 
 A member claims a queue when it asks where to begin in it. A claim carries the generation of
 the group: a later generation's claim replaces it, and within one generation a queue is
-claimed by one member only, until that one gives it back. What a member without the claim
-commits or pulls is refused: it is a zombie, a member that hung so long that it was replaced.
+claimed by one member only, until that one gives it back. Commits and pulls of a member without the
+claim are refused: it is a zombie, a member that hung so long that it was replaced.
 
-Claims outlive membership: a member that was removed and comes back goes on with the queues that
-nobody else was given meanwhile. So what was given back is remembered as nobody's.
+Claims outlive membership: a member that was removed and comes back goes on with its queues that no
+other member got meanwhile. So a queue that was given back is remembered as free.
 
 Where copies confirm the log, claims are in it, and a new master restores them. Elsewhere nothing is
 claimed after a restart. Then the first member that commits in a queue, where the group
-has come to or further, claims it. Who would move the group back is no such member: it was replaced
-before the restart, and does not know.
+has come to or further, claims it. A member that would move the group back gets no claim: it was
+replaced before the restart, and does not know.
 """
 
 from collections.abc import Iterator

@@ -93,7 +93,7 @@ def waiting_retries(store: MessageStore, board: RetryBoard, group: str) -> tuple
 
     Args:
         store: Messages.
-        board: What is known of messages that wait for a retry.
+        board: Known messages that wait for a retry.
         group: Consumer group.
 
     Returns:

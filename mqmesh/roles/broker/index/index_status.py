@@ -18,7 +18,7 @@ class IndexStatus(msgspec.Struct, frozen=True):
         lag_bytes: How far it is behind the log.
         lag_ms: The same as time.
         refused: Queries that were refused.
-        progress: What it said last.
+        progress: Last report of the process.
     """
 
     state: str = "off"

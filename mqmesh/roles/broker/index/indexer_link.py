@@ -118,12 +118,12 @@ class IndexerLink:
     """One index process and the connection to it.
 
     Args:
-        start_process: Starts it; gets whether what the one before left is suspect.
+        start_process: Starts the process; gets whether the one before may have left damage.
         connect: Makes the connection, which finds the process whenever it is there.
         look: Returns the extent of the log; None while there is no store.
         clock: Source of time.
         max_queries: Queries at a time.
-        query_timeout_ms: What the process takes for one at most.
+        query_timeout_ms: Most time that the process takes for a query.
 
     Attributes:
         is_behind: The log went on further than is indexed, when it was looked at last; then
@@ -283,7 +283,7 @@ class IndexerLink:
 
     def _start(self, now_ms: int) -> None:
         self._policy.on_started(now_ms)
-        # Whatever the reason of its death, trying again later costs little.
+        # A new try later costs little, so no reason of its death ends the tries.
         self._policy.on_ready()
         try:
             self._process = self._start_process(self._suspect)
@@ -356,7 +356,7 @@ def indexer_arguments(
         config: The broker's settings.
         root: The broker's directory, absolute.
         endpoint: Where the process shall listen.
-        suspect: What the process before left is suspect.
+        suspect: The process before may have left damaged files, so this one checks the index.
     """
     settings = {
         "broker_name": config.broker_name,

@@ -1,9 +1,9 @@
-"""Filter of a pull's expression: whole batches become those messages that are wanted.
+"""Filter of a pull's expression: reduces whole batches to the messages that match.
 
-Tags are looked up in the consume queue, so a batch without a hit is never read. What was
-read is cut down here, so that what nobody wants does not cross the network. Work is
-bounded for each pull, whatever matches and however far messages inflate: an answer may end
-anywhere, even within a batch, and the consumer goes on from there.
+Tags are looked up in the consume queue, so a batch without a match is never read. Messages of a
+batch that do not match are cut out before they cross the network. Work is bounded for each pull,
+however many messages match and however far they inflate: an answer may end anywhere, even within a
+batch, and the consumer goes on from there.
 """
 
 from collections.abc import Iterable
@@ -98,8 +98,8 @@ def without_expired(found: GetResult, queue_offset: int, now_ms: int) -> GetResu
     """Return a result of a read without the batches whose messages have expired.
 
     Args:
-        found: What the store found, whole batches.
-        queue_offset: Of the first message wanted.
+        found: Result of the store, whole batches.
+        queue_offset: Queue offset of the first message wanted.
         now_ms: Wall clock.
     """
     if found.status is not GetStatus.FOUND:
@@ -148,8 +148,8 @@ def get_filtered(
         store: Where to read.
         metas: Batch metas decoded before.
         place: Topic, queue id and the offset of the first message wanted.
-        wanted: What fits.
-        max_bytes: Of the answer; at least one message comes, whatever its size.
+        wanted: Expression that messages must match.
+        max_bytes: Bytes of the answer; at least one message comes, even if it is larger.
         verify: As for ``MessageStore.get``.
         most_messages: The answer ends behind so many, from 1; None for any number.
         now_ms: Wall clock: messages that have expired are left out; None for none.
@@ -173,13 +173,13 @@ def sift(
     wanted: PullFilter,
     most_messages: int | None = None,
 ) -> GetResult:
-    """Return what fits of a result of a read, as ``get_filtered`` does.
+    """Return the messages of a read's result that match, as ``get_filtered`` does.
 
     Args:
-        found: What the store found, whole batches.
+        found: Result of the store, whole batches.
         metas: Batch metas decoded before.
-        queue_offset: Of the first message wanted.
-        wanted: What fits.
+        queue_offset: Queue offset of the first message wanted.
+        wanted: Expression that messages must match.
         most_messages: The answer ends behind so many, from 1; None for any number.
     """
     if found.status is not GetStatus.FOUND:
@@ -263,7 +263,7 @@ class _Sieve:
             if fits and self.message_count + count <= self._most_messages:
                 self._add(count, [data])
                 return header.message_count
-            # What is left out, or cut, is judged here: the consumer can find no damage in it.
+            # Check a batch before it is left out or cut: the consumer cannot find its damage.
             check_batch(data)
             if uniform and not fits:  # the store could not know
                 return header.message_count

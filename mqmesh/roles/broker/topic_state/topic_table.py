@@ -50,7 +50,7 @@ class Topic(msgspec.Struct):
     """One topic, prepared for the checks of each request.
 
     Attributes:
-        config: What administrators and name servers know.
+        config: Settings, as administrators and name servers know them.
         is_auto: A message to an unknown topic made it, and no administrator has touched it.
         writable_queues: Ids below this may be sent to; 0 without permission.
         readable_queues: Ids below this may be pulled from; 0 without permission.
@@ -64,7 +64,7 @@ class Topic(msgspec.Struct):
         shown: First offset of a queue that is young enough, and when that was looked at.
         put_messages: Stored since the broker was started.
         put_bytes: Their batches' bytes.
-        before: What ``put_messages`` was before.
+        before: Former values of ``put_messages``.
         sizes: Of its stored messages; those of a batch count as equally large.
         get_messages: Handed out since the broker was started.
         get_bytes: Their batches' bytes.

@@ -199,9 +199,9 @@ class Writes:
         self.stage.staged_bytes += sum(batch.header.total_size for batch in staged)
 
     def put_changed(self, change: PlannedChange, batches: Sequence[BatchToPut]) -> int:
-        """Stores batches and makes a change of tables in this call, all or none.
+        """Store batches and make a change of tables in this call, all or none.
 
-        What is staged comes behind them. They are not confirmed yet.
+        Staged sends come behind the batches. Nothing is confirmed when this returns.
 
         Args:
             change: The log has all that its tables said before.
@@ -224,7 +224,7 @@ class Writes:
         if result.status is not PutStatus.PUT_OK:
             self._stats.total.put_refused += len(batches)
             if result.status is PutStatus.DUPLICATE:
-                # What they were stored with was another change.
+                # The batches were stored before, with another change.
                 result = msgspec.structs.replace(result, status=PutStatus.SEQUENCE_CONFLICT)
             refusal = refusal_of((batches or records)[0], result)
             raise error_of(refusal.code, refusal.remark, refusal.retry_after_ms)
@@ -244,7 +244,7 @@ class Writes:
 
         It is created beyond ``max_topics``, too, but not beyond the quota of its namespace.
 
-        What was acknowledged may need it. The caller bounds how many topics anybody can have made.
+        Acknowledged messages may need it. The caller bounds how many topics clients can make.
 
         Args:
             name: System topics are allowed.
@@ -356,17 +356,17 @@ class Writes:
             self._answer(send)
 
     def refuse_all(self, error: MQMeshError) -> None:
-        """This broker leads no more: sends that have no answer yet get none but this error.
+        """Answer all waiting sends with an error: this broker leads no more.
 
-        What is written of them may be lost, or may be there: who repeats them at the next master
-        does not store them twice.
+        Messages of them that are in the log may be lost or may stay. A producer that repeats them
+        at the next master does not store them twice.
         """
         staged, self.stage = self.stage.sends, SendStage()
         self._halves.staged_halves = 0
         fill_in_refusal(staged, _outcome_of(error))
         waiting = self._commit_point.take_all()
         for send in waiting:
-            # What the broker sent itself is not done; the client that asked for it gets an error.
+            # Sends of the broker itself fail; the client whose request they serve gets an error.
             send.outcomes[:] = [_outcome_of(error)] * len(send.outcomes)
         for send in (*staged, *waiting):
             if send.pending is None:
@@ -375,9 +375,9 @@ class Writes:
                 send.pending.fail(error)
 
     def refuse_waiting(self, error: MQMeshError) -> None:
-        """Fails sends that wait; who repeats them does not store them twice.
+        """Fail waiting sends of producers; repeating them does not store them twice.
 
-        What the broker sent itself waits on: it is reported as done, or not at all.
+        Sends of the broker itself wait on: they are reported as done, or not at all.
         """
         for send in self._commit_point.take_all():
             if send.pending is not None:

@@ -1,7 +1,7 @@
-"""An administrator asks a consumer by way of the broker, which hands question and answer on.
+"""Requests of administrators to consumers, which the broker relays with their responses.
 
-The broker looks up whether the consumer is there, and answers by itself when it goes away or says
-nothing. What the question means is the consumer's.
+The broker checks that the consumer is connected, and answers by itself when the consumer
+disconnects or does not respond. It does not look into the requests.
 """
 
 from collections.abc import Mapping

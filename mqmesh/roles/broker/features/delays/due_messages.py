@@ -39,9 +39,9 @@ SLICE_NS: Final = 5_000_000
 """One turn; then others have theirs."""
 RUN_BYTES: Final = 16
 _LOST: Final = (CorruptBatch, CorruptRecord, LocalProtocolError, OffsetOutOfRange, SystemBusy)
-"""What a run takes in the record of it."""
+"""Bytes of a run in its record."""
 RECORD_ROOM: Final = 512
-"""More than the batch of a record takes beside that."""
+"""Upper bound of the bytes that the batch of a record takes beside its runs."""
 
 _log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class DueMessages:
         """Makes the batches that a request of the schedule service wants stored.
 
         Args:
-            action: What to do.
+            action: Action on the messages.
             runs: Best in the order of the log. Those that do not fit into one turn are left.
 
         Raises:

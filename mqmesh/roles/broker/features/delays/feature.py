@@ -120,7 +120,7 @@ class DelaysFeature(Feature):
         found = read_schedule(self._store, header.cursors)
         stats = self._store.stats()
         if not found.more:
-            # What is not visible yet was not read either.
+            # The read ends at the visible end of the log, too.
             desk.known_end = self._commit_point.visible(stats.max_commitlog_offset)
         return PullScheduleResponse(
             self._clock.wall_ms(),
@@ -242,7 +242,7 @@ class DelaysFeature(Feature):
         board.count(found.entries, found.cursors)
 
     def _fail_cancels(self, left: list[PendingReply]) -> None:
-        """Nobody answers these any more."""
+        """Fail cancels that the schedule service will not answer."""
         for pending in left:
             pending.fail(
                 BrokerNotAvailable(

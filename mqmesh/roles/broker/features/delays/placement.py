@@ -1,8 +1,7 @@
 """Delayed messages, which are not due yet, on their way into ``SCHEDULE_TOPIC_XXXX``.
 
-What producers delay and what consumers send back waits there under its message ids,
-with its real topic and queue in the batch's meta, until the schedule service says that
-it is due.
+Messages that producers delay and consumers send back wait there under their message ids, with
+their real topic and queue in the batch's meta, until the schedule service reports them as due.
 """
 
 import msgspec

@@ -70,8 +70,8 @@ class ScheduleLink:
             Its session.
 
         Raises:
-            BrokerNotAvailable: What the one before had written is not safe yet: the next would not
-                see it, and have it done again.
+            BrokerNotAvailable: Writes of the service before are not safe yet: the next service
+                would not see them, and repeat them.
         """
         if self.storing:
             raise BrokerNotAvailable(
@@ -82,7 +82,7 @@ class ScheduleLink:
         self.retries.is_current = False
         self.timer_changed = False
         self.sessions += 1
-        # What the one before said about the log holds until this one has caught up.
+        # Reports of the service before about the log hold until this one has caught up.
         return self.session
 
     def on_stored(self, batch: BatchToPut, result: PutResult, now_ms: int) -> None:

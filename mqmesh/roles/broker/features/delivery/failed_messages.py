@@ -83,10 +83,10 @@ class RunToSendBack(msgspec.Struct, frozen=True):
         key: Key of its window.
         window: Its window.
         run: The run.
-        reason: What went wrong.
-        failures: How often it failed, this time not included.
+        reason: Reason of the failure, from the consumer.
+        failures: Failures before this one.
         level: Delay level, or ``TO_DEAD_LETTERS``; 0 for ``delay_ms``.
-        delay_ms: When it comes again, from now on.
+        delay_ms: Delay until the messages come again.
     """
 
     key: WindowKey
@@ -168,7 +168,7 @@ class FailedMessages:
             key: Of its window.
             window: Its window.
             run: The run.
-            reason: What went wrong.
+            reason: Reason of the failure, from the consumer.
             delay_ms: Its messages come again after so long; ``BY_SCHEDULE`` for the group's.
 
         Returns:

@@ -220,7 +220,7 @@ class DeliveryFeature(Feature):
             }
         self.receives.tick(now_ms)
         self._windows.numbers.due_ms = self.next_ms() or NO_DEADLINE
-        # What is due later is planned by the next tick.
+        # The next tick plans messages that are due later.
         self._planned_ms = now_ms + TICK_MS
         if self._windows.changed:
             self._core.state.save()
@@ -244,7 +244,8 @@ class DeliveryFeature(Feature):
         now_ms = self._clock.monotonic_ms()
         state = self._core.state
         if self._windows.changed and now_ms >= self._note_ms and state.failure is None:
-            # What a new master does not know goes out twice, unless its holder is quicker.
+            # A new master hands out the messages of a lease that the log lacks a second time,
+            # unless the member that holds the lease reports first.
             self._note_ms = now_ms + NOTE_EVERY_MS
             self._core.write_state()
         due_ms = min(self._windows.numbers.due_ms, self.hold.due_ms)

@@ -196,7 +196,7 @@ class LeaseReader:
             least: With so many no batch is cut to have more: whole ones cost far less, here and at
                 the member, and the next read begins at a batch again.
             verify: As for ``MessageStore.get``.
-            expiry: What becomes of messages that have expired; None where none does.
+            expiry: Treatment of messages that have expired; None where none expires.
 
         Returns:
             Some, or none: then those before ``end`` are to be passed over.

@@ -20,8 +20,8 @@ class HeldReceive(msgspec.Struct, eq=False):
 
     Attributes:
         pending: Answer that it waits for, and until when: then it is given even if nothing came.
-        wanted: What was asked.
-        filter: Messages that fit; None for all.
+        wanted: Request.
+        filter: Messages that match; None for all.
         topics: Topic and retry topic.
         codes: Response codes of the settlements that came with it.
     """

@@ -261,7 +261,7 @@ class Receives:
         max_unsettled = config.max_unsettled
         room = self._room_of(wanted.group) if self._quotas.namespaces else None
         if room is not None:
-            # What comes again was counted when it was handed out first.
+            # Redelivered messages were counted when they were handed out first.
             most, max_unsettled = (min(most, room), max_unsettled) if room > 0 else (most, 0)
         peer, now_ms = held.pending.peer, self._clock.monotonic_ms()
         taking = Taking(

@@ -144,7 +144,7 @@ class Settlements:
             try:
                 code = self._settle_one(key, config, member, one, now_ms, leaving)
             except MQMeshError as error:
-                # What is to be sent back of those before it is sent back all the same.
+                # Messages that earlier settlements send back are sent back all the same.
                 _log.error("a report of %s for group %s has failed: %s", member, group, error)
                 code = int(code_of(error))
             owners += [index] * (len(leaving) - len(owners))
@@ -180,7 +180,7 @@ class Settlements:
             self._look_at(key, window, config, one, bits)
             acks.append((key, window, one, bits))
         if not self._windows.changed.keys().isdisjoint([ack[0] for ack in acks]):
-            # What is noted of them begins where the log knows all before.
+            # Marks of the acks may begin only where the log has all changes before them.
             self._core.require_state()
         settled: dict[WindowKey, dict[Run, int]] = {}
         for key, window, one, bits in acks:

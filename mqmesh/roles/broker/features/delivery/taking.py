@@ -167,7 +167,7 @@ class Taking:
                 while count < most and self._admit(key, window, order):
                     count += window.take_free(most - count, free)
             except MQMeshError:
-                # What is read already goes out, whatever is behind it.
+                # Messages that were read before the error go out.
                 window.take_free(most - count, free)
                 if not free:
                     raise

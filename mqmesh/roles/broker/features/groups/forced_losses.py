@@ -12,9 +12,9 @@ class Loss(msgspec.Struct, frozen=True, order=True):
     """Messages that a group had not consumed, and never will.
 
     Attributes:
-        group: Who lost them.
-        topic: Where they were.
-        messages: How many.
+        group: Consumer group that lost messages.
+        topic: Topic of the messages.
+        messages: Number of messages.
     """
 
     group: str
@@ -57,9 +57,9 @@ def sentences(moves: Sequence[QueueMove], found: Sequence[Loss], most: int) -> I
     """Yield sentences for administrators: how much went, and then each group's loss.
 
     Args:
-        moves: How the beginnings of queues were moved.
-        found: Who lost what of it.
-        most: Groups and topics that are named.
+        moves: Moves of the first offsets of queues.
+        found: Losses by group and topic.
+        most: Groups and topics that are named at most.
     """
     messages = sum(move.first - move.first_before for move in moves)
     yield (

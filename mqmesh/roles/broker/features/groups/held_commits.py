@@ -69,7 +69,7 @@ class HeldCommits:
     """Held commits of one follower.
 
     Args:
-        document: What was kept of them; None if there is none.
+        document: Saved document of held commits; None if there is none.
 
     Attributes:
         store_id: Of the log that they are of.
@@ -153,13 +153,13 @@ class HandedOverCommitsFeature(Feature):
         return {RequestCode.HAND_OVER_COMMITS: self.hand_over_commits}
 
     def take_held_commits(self, commits: Sequence[HeldCommit]) -> int:
-        """Puts groups where they came at a follower, if they are not further, or were moved.
+        """Take over commits of a follower, for groups that are not further and were not reset.
 
         Args:
-            commits: What the follower held.
+            commits: Commits that the follower held.
 
         Returns:
-            How many offsets were moved.
+            Number of offsets that moved.
         """
         moved = 0
         for one in commits:
@@ -185,7 +185,7 @@ class HandedOverCommitsFeature(Feature):
         """Takes over the commits that this master held as a follower, and forgets them once saved.
 
         Raises:
-            CorruptRecord: What it held cannot be read.
+            CorruptRecord: The held commits cannot be read.
         """
         document = read(HELD_FILE)
         held = HeldDocument(0, []) if document is None else decode_held(document)

@@ -146,7 +146,7 @@ class OffsetsFeature(Feature):
     def update_consumer_offset(
         self, request: Request, update: UpdateConsumerOffsetRequest
     ) -> Reply:
-        """Commits offsets of a group. What is legal is committed, also beside what is not.
+        """Commit offsets of a group. Legal offsets are committed, also beside illegal ones.
 
         Raises:
             StaleGeneration: The member was removed, or replaced.

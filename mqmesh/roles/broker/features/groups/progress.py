@@ -94,8 +94,7 @@ class ProgressReader:
     def topics_of(self, name: str) -> list[str]:
         """Topics that a group has to do with, sorted; without dead letters and hidden topics.
 
-        What waits in a delay or as half a transaction is in a topic of the system's, and is no
-        lag of anybody.
+        Delayed messages and half messages are in system topics, and count in no group's lag.
         """
         found = set(self._offsets.topics(name)) | self.subscribed_topics(name)
         found.add(retry_topic(name))
@@ -155,7 +154,7 @@ class ProgressReader:
         """Return how far a group is in a queue."""
         low, high = shown_bounds(self._store, self._topics, self._clock, topic, queue_id)
         done = self._offsets.query(name, topic, queue_id)
-        # What was handed out to consumers that are gone is with nobody.
+        # Messages handed out to consumers that are gone do not count as pulled.
         running = self._groups.find(name) is not None or self._pulls.is_active(
             name, self._clock.monotonic_ms()
         )
@@ -178,7 +177,7 @@ class ProgressReader:
 
     def of_topic(self, name: str, topic: str) -> TopicProgress:
         """Return how far a group is in a topic."""
-        # What was handed out to consumers that are gone is with nobody.
+        # Messages handed out to consumers that are gone do not count as pulled.
         running = self._groups.find(name) is not None or self._pulls.is_active(
             name, self._clock.monotonic_ms()
         )

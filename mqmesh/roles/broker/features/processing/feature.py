@@ -1,8 +1,8 @@
-"""COMMIT_PROCESSED: messages are done, and what was made of them is stored, all or none.
+"""COMMIT_PROCESSED: commits progress and stores the outputs of the messages, all or none.
 
-Nobody is answered before the log has it and it is safe. The tables change as soon as the log has
-it, in the same turn: until then the messages are their member's, and behind that nobody's. So a
-failover, which keeps the records or loses them, keeps or loses both.
+The request is answered when the log has its records and they are safe. The tables of progress
+change in the turn that writes the records: until then the member owns the messages, after that no
+member does. So a failover keeps or loses both, progress and outputs.
 """
 
 from collections import Counter

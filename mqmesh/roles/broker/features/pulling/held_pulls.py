@@ -24,7 +24,7 @@ class HeldPull(msgspec.Struct, eq=False):
 
     Attributes:
         pending: Answer that it waits for, and until when: then it is given even if nothing came.
-        pull: What was asked.
+        pull: Request.
         queue_offset: Next message wanted; grows beyond ``pull.queue_offset`` while messages
             arrive that the filter passes over.
     """

@@ -335,7 +335,7 @@ class ReplicationFeature(Feature):
         )
 
     def refuse_election(self, request: Request, header: object) -> Reply:
-        """Nobody is elected here."""
+        """Refuse an election: these replicas elect no master."""
         raise InvalidArgument(
             f"the replicas of {self._settings.now.broker_name!r} elect no master (ha.mode = "
             f"{self._settings.now.ha.mode.value!r})"
@@ -436,8 +436,8 @@ def how_to_go_on(ours: LogIdentity, theirs: LogIdentity) -> tuple[ReplicationMod
     """Return the first step of a follower, and the commit-log offset at which it is taken. Pure.
 
     Args:
-        ours: What the leader has.
-        theirs: What the follower has.
+        ours: Log of the leader.
+        theirs: Log of the follower.
     """
     is_same = (ours.store_id, ours.key_proof) == (theirs.store_id, theirs.key_proof)
     found = common_end(ours.epochs, ours.log_end, theirs.epochs, theirs.log_end)

@@ -30,7 +30,7 @@ class ResentMark(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A dead letter that was resent. On disk: fields are added at the end only.
 
     Attributes:
-        group: Whose dead letter.
+        group: Consumer group of the dead letter.
         queue_offset: In queue 0 of its topic.
         message_id: Its id: a topic that is made anew has other messages at the same offsets.
         resent_ms: When, wall clock.

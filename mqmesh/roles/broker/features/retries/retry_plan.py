@@ -31,7 +31,7 @@ class RetryStep(msgspec.Struct, frozen=True):
     Attributes:
         messages: As they are stored.
         level: Delay level of their retry; ``TO_DEAD_LETTERS`` when there is none.
-        properties: What is added to each.
+        properties: Properties that are added to each message.
         due_times: With level 0, when each of them comes again, wall clock, ms.
         expires_ms: From then on nobody gets them, wall clock; 0 for never.
     """
@@ -107,11 +107,11 @@ def plan_retry(
     Args:
         messages: Those sent back, in order.
         topic: Physical topic they are stored in.
-        max_reconsume_times: What was sent back as often becomes a dead letter.
+        max_reconsume_times: A message that was sent back as often becomes a dead letter.
         delay_level: 0 for 3 + reconsume times; else this one, or ``TO_DEAD_LETTERS``.
         delay_ms: With level 0, after so long; 0 for what ``delays`` say.
         reconsume_times: Tries that the consumer made by itself.
-        reason: What went wrong.
+        reason: Reason of the failure, from the consumer.
         delays: Of the group, in place of delay levels that depend on reconsume times.
         now_ms: Wall clock.
 
@@ -160,7 +160,7 @@ def moved(
 
     Args:
         first: The first message as it is stored.
-        messages: What is written of it and those behind it.
+        messages: Messages to write, from this one on, as they are written.
         topic: Physical topic of the new batch.
         queue_id: Queue it is for.
         level: Delay level after which it goes there; 0 for at once, or at ``due_times``.

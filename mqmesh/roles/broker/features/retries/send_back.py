@@ -1,8 +1,8 @@
 """CONSUMER_SEND_MSG_BACK: messages that failed come again later, or become dead letters.
 
-Nothing is answered before the store has what was to be written, so a consumer may take
-its message for done then. What was sent back from one place is not sent back from there again,
-by any consumer: the retries and their marks are stored all or none.
+The request is answered when the store has all retries, so the consumer may take its message for
+done then. A message is sent back from one place only once, by whatever consumer: the retries and
+their marks are stored all or none.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -199,9 +199,9 @@ def _size_of(write: _Retry) -> int:
 class SendBackFeature(Feature):
     """Messages that failed: they come again later, or become dead letters.
 
-    Nothing is answered before the store has what was to be written, so a consumer may take
-    its message for done then. What was sent back from one place is not sent back from there again,
-    by any consumer: the retries and their marks are stored all or none.
+    The request is answered when the store has all retries, so the consumer may take its message for
+    done then. A message is sent back from one place only once, by whatever consumer: the retries
+    and their marks are stored all or none.
 
     Attributes:
         marks: Messages that were sent back.
@@ -365,7 +365,7 @@ class SendBackFeature(Feature):
     def _bury_whole(
         self, group: str, found: BatchInStore, index: int, gathering: _Gathering
     ) -> None:
-        """Nobody can read the batch: it goes to the dead letters as it is."""
+        """Move a batch that cannot be read to the dead letters as it is."""
         header = found.header
         if self._drops(group, header.message_count):
             return

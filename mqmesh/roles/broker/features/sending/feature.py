@@ -87,7 +87,7 @@ class TableAdmission(Protocol):
     """The tables, which look at what is sent to them.
 
     Attributes:
-        safe_from: What a refusal says is safe once the log is so up to this commit-log offset.
+        safe_from: A refusal may be answered once the log is safe up to this commit-log offset.
     """
 
     safe_from: int
@@ -166,7 +166,7 @@ class SendingFeature(Feature):
 
     def topic_deleting(self, topic: str) -> None:
         """Delete the messages of a topic."""
-        # What was sent before goes first, or it would be stored into a topic that is not there.
+        # Staged sends go first, or they would be stored into a topic that is not there.
         self._writes.write()
         self._store.delete_topic(topic)
 
@@ -377,7 +377,7 @@ class SendingFeature(Feature):
             )
         now_ms = self._clock.monotonic_ms()
         self._permit_creation(request.peer, RequestCode.SEND_MESSAGE, name)
-        # What the message trace needs is one queue, whose order is that of its time.
+        # The message trace needs one queue, whose order is that of its time.
         queues = 1 if is_trace_topic(name) else config.default_topic_queue_nums
         client = client_of(request.peer)
         self._auto_creation.check_topic(client, queues, now_ms)

@@ -36,7 +36,7 @@ class SnapshotJob(msgspec.Struct, eq=False):
     Attributes:
         pending: Answer that its client waits for.
         began_ms: When it came, monotonic clock.
-        step: What is being waited for.
+        step: Step that is under way.
         new: Its directory under a temporary name, None before there is one.
         wanted_offset: Commit-log offset that must become durable; known from ``SYNC`` on.
         deadline_ms: When that is waited for no more.

@@ -1,7 +1,7 @@
-"""Check-backs of half messages: when producers are asked, and which were asked enough. Pure.
+"""Times of check-backs of half messages, and messages whose check-backs are used up. Pure.
 
-What waits for a group without members is not due until it has one again. Messages that were
-asked about ``check_max`` times are to be parked, and so are those of deserted groups when too
+Half messages of a producer group without members are not due until the group has a member again.
+Messages are parked after ``check_max`` check-backs, and those of groups without members when too
 many wait.
 """
 
@@ -207,7 +207,7 @@ class CheckTimetable:
         heapq.heappush(self._watches, watch)
 
     def _sweep(self) -> None:
-        # What has ended is watched no more: its immunity, or its group's absence, may be long.
+        # Drop watches of ended batches: their immunity, or their group's absence, may be long.
         lonely = self._lonely.items()
         if len(self._watches) + sum(len(watches) for _, watches in lonely) > self._unswept:
             self._watches = [one for one in self._watches if one.batch.left]

@@ -1,7 +1,7 @@
-"""Half messages: ended, asked about, and shown to administrators.
+"""Half messages: decisions, check-backs, and their lists for administrators.
 
-Decisions of a turn of the loop are written at its end, in groups: op records and, behind them, what
-they commit. Of each group all is stored or nothing. Nobody is answered before that.
+Decisions of a turn of the loop are written at its end, in groups: op records and, behind them, the
+messages that they commit. All of a group is stored or nothing. Requests are answered after that.
 """
 
 import logging
@@ -85,10 +85,11 @@ _log = logging.getLogger(__name__)
 
 
 class TransactionsFeature(Feature):
-    """Half messages: kept until they are committed or rolled back, asked about when nobody says.
+    """Half messages: kept until they are committed or rolled back, with check-backs meanwhile.
 
     Decisions of a turn of the loop are written at its end, in groups: op records and, behind them,
-    what they commit. Of each group all is stored or nothing. Nobody is answered before that.
+    the messages that they commit. All of a group is stored or nothing. Requests are answered after
+    that.
     """
 
     def __init__(
@@ -144,10 +145,10 @@ class TransactionsFeature(Feature):
     # ---- Half messages that come ---------------------------------------------------------
 
     def admit(self, header: BatchHeader) -> BatchOutcome | None:
-        """Lets a half batch in; where its messages go was checked.
+        """Admit a half batch; its destinations were checked.
 
         Returns:
-            What became of it when it was stored before; else None.
+            Its outcome if it was stored before; else None.
 
         Raises:
             SystemBusy: Too many half messages wait.
@@ -574,8 +575,8 @@ class _Decided(msgspec.Struct):
     Attributes:
         ops: The records.
         copies: The batches.
-        run: The decision that they are of.
-        park: What they park.
+        run: Decision that the records and batches belong to.
+        park: Half messages that the records park.
     """
 
     ops: list[Op]

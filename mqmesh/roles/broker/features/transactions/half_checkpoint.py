@@ -46,7 +46,7 @@ class HalfCheckpoint(msgspec.Struct, frozen=True):
         epoch: Of its log then.
         half_queue_offset: The half topic is read from here.
         op_queue_offset: The op topic is read from here.
-        batches: What waits before that.
+        batches: Half batches before these offsets that wait.
     """
 
     version: int
@@ -98,5 +98,5 @@ def load_checkpoint(document: bytes) -> HalfCheckpoint:
 def _states(batch: HalfBatch) -> str:
     if not any(batch.states):
         return ""
-    # What is being decided waits as long as its op record is not known to be in the log.
+    # A message with a decision in flight waits until its op record is known to be in the log.
     return "".join(str(state) if state <= PARKED else "0" for state in batch.states)

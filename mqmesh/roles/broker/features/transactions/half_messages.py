@@ -58,7 +58,7 @@ class OpenEnd(msgspec.Struct, eq=False):
     status: int = 0
 
     def lose(self, base: int) -> None:
-        """A half batch turned out to be gone."""
+        """Note that a half batch of the request is gone."""
         for number, one in enumerate(self.bases):
             if one == base:
                 self.outcomes[number] = EndOutcome.NOT_PENDING
@@ -69,9 +69,9 @@ class Flight(msgspec.Struct, eq=False):
 
     Attributes:
         runs: Decisions.
-        parks: What is parked.
+        parks: Half messages that the write parks.
         op_count: Messages in the batch of op records.
-        opens: Requests that wait for it.
+        opens: Requests that wait for the write.
     """
 
     runs: list[DecidedRun]
@@ -90,11 +90,11 @@ class PendingHalfMessages:
     Attributes:
         table: The half messages.
         opens: Requests that decisions of this tick belong to.
-        parks: What is to be parked.
+        parks: Half messages to park.
         ops: Further op records to be written.
         proofs: Of who may decide.
         next_sequence: Of the next op record.
-        checks_sent: How often somebody was asked.
+        checks_sent: Check-backs that were sent.
         ended: Messages committed and rolled back since the broker leads, by decision and topic.
         took: How long those that were committed had waited, in s, by topic.
         lost: Half messages that were lost with the log or could not be read.

@@ -66,7 +66,7 @@ class Transactions:
     Attributes:
         settings: The same; others may take their place, here and in the timetable.
         timetable: When they are asked about.
-        batches: What waits, by queue offset, in that order.
+        batches: Half batches that wait, by queue offset, in that order.
         pending_count: Messages that wait and are not parked.
         parked_count: Messages that are parked.
         staged_halves: Messages of half batches that were let in and are not stored yet.
@@ -75,7 +75,7 @@ class Transactions:
         changes: Grows with every change.
         runs: Decisions to take.
         staged_total: Grows whenever there is something new to take.
-        staged_bytes: What the commits to take are in the log, about.
+        staged_bytes: Bytes of log that the commits to take need, about.
     """
 
     def __init__(self, settings: TransactionSettings) -> None:
@@ -173,7 +173,7 @@ class Transactions:
     def decide(
         self, end: End, may_commit: Callable[[str, int], bool], group: str | None = None
     ) -> EndOutcome:
-        """Somebody decides about messages; what is new about it is gathered for ``take``.
+        """Apply a decision about messages; new decisions are gathered for ``take``.
 
         Args:
             end: The decision.
