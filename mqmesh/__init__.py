@@ -1,6 +1,6 @@
 """mqmesh: a message queue for Python teams, on ZeroMQ.
 
-What users import stands here; it is loaded when it is first used, so that a
+The public names that users import. Each is loaded on first use, so that a
 process that needs only the storage or the record batch loads no ZeroMQ.
 Nothing inside the project imports from here.
 """

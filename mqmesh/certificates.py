@@ -36,7 +36,7 @@ class ServerCertificate:
         self.context = self._load()
 
     def look(self) -> None:
-        """Read the files again if they changed; what cannot be used is logged, and not taken."""
+        """Read the files again if they changed; an unusable new pair is logged and not taken."""
         found = file_marks(self._files)
         if found == self._seen:
             return

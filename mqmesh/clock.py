@@ -34,7 +34,7 @@ class Clock(Protocol):
 class SystemClock:
     """The machine's own clocks."""
 
-    # The interpreter's own functions: where they are asked for each message, a call less.
+    # The interpreter's own functions: code that reads the clock per message saves a call.
     monotonic_ns = staticmethod(time.monotonic_ns)
     wall_ns = staticmethod(time.time_ns)
 

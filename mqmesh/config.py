@@ -1,8 +1,8 @@
 """Reads a configuration: a TOML file, then ``--set key=value``, into a role's own struct.
 
 Defaults, bounds and meanings stand in the structs; this module only brings text into
-them. Every error is reported in one line: where it stands, the key, the value, what is
-allowed, and for an unknown key the nearest known one.
+them. Every error is reported in one line: its place, the key, the value, the allowed
+values, and for an unknown key the nearest known one.
 """
 
 import json
@@ -29,8 +29,9 @@ _PLACE = re.compile(r" - at `\$(.*)`\Z")
 _STEP = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+\Z")
 _SIMILARITY: Final = 0.5
-# What may hold dots and is no key, and keys. A string that never ends is taken to the end, and
-# nothing looks back, so that the work grows with the text.
+# Matches comments, strings and keys, so that dots in comments and strings are not taken for dots
+# of keys. An unterminated string extends to the end of the text. Possessive quantifiers prevent
+# backtracking, so that the work grows linearly with the text.
 _PART: Final = r"""(?:[A-Za-z0-9_-]++|"(?:[^"\\\n]|\\.)*+"?|'[^'\n]*+'?)"""
 _TOKEN: Final = re.compile(
     r"\#[^\n]*+"
@@ -54,17 +55,18 @@ def load_config(
     """Loads a configuration.
 
     Args:
-        kind: Struct to fill; its defaults hold for what is not said.
+        kind: Struct to fill; its defaults hold for fields that are not set.
         path: TOML file, None for defaults alone.
         table: Dotted name of the table in the file, None for the whole file.
         overrides: ``key=value`` each, with a dotted key; a later one wins. The value is TOML;
-            what is none, and everything for a text field, is taken as it stands.
-        prepare: Adds what rules of the struct ask for. It gets data as they were said, of any type.
-        fill: Adds what follows from other settings; it gets data that fits the struct, and
-            sees what was said and what was not.
+            a value that is not valid TOML, and any value of a text field, is taken literally.
+        prepare: Adds fields that rules of the struct need. It gets the data as they were given,
+            of any type.
+        fill: Adds fields that follow from other settings. It gets data that fits the struct, with
+            only those fields that were set.
 
     Raises:
-        ConfigError: One line that says what to mend.
+        ConfigError: One line that says what to correct.
     """
     data = {} if path is None else _select(read_toml(path), table, path)
     return _build(kind, data, "defaults" if path is None else str(path), overrides, prepare, fill)
@@ -84,11 +86,11 @@ def parse_config(
     Args:
         kind: Struct to fill.
         text: TOML.
-        source: What to call it in an error.
+        source: Name of the text in errors.
         overrides, prepare, fill: As for ``load_config``.
 
     Raises:
-        ConfigError: One line that says what to mend.
+        ConfigError: One line that says what to correct.
     """
     return _build(kind, _parse(text, source), source, overrides, prepare, fill)
 
@@ -99,10 +101,10 @@ def convert_values(kind: type[_T], values: dict[str, Any], source: str) -> _T:
     Args:
         kind: Struct to fill.
         values: Fields by name.
-        source: What to call them in an error.
+        source: Name of the values in errors.
 
     Raises:
-        ConfigError: One line that says which value is wrong, and what would be right.
+        ConfigError: One line that names the wrong value and the allowed ones.
     """
     info = inspect.type_info(kind)
     assert isinstance(info, inspect.StructType)
@@ -115,10 +117,10 @@ def override_config(config: _T, values: Mapping[str, str], source: str) -> _T:
     Args:
         config: Settings.
         values: Dotted keys of the struct, and values as ``--set key=value`` has them.
-        source: What to call them in an error.
+        source: Name of the values in errors.
 
     Raises:
-        ConfigError: One line that says which value is wrong, and what would be right.
+        ConfigError: One line that names the wrong value and the allowed ones.
     """
     info = inspect.type_info(type(config))
     assert isinstance(info, inspect.StructType)
@@ -133,7 +135,7 @@ def text_override(key: str, value: str) -> str:
 
     Args:
         key: Dotted name of the field.
-        value: What it is to have, such as a path; quotes and ``=`` in it stand for themselves.
+        value: New value, such as a path; quotes and ``=`` in it are taken literally.
     """
     return f"{key}={_toml_value(value)}"
 
@@ -161,7 +163,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 def dump_toml(config: msgspec.Struct) -> str:
     """Dump a configuration as TOML, defaults included; ``load_config`` reads it back.
 
-    What is None is left out, because TOML has no word for it.
+    Fields that are None are left out, because TOML has no null value.
     """
     values = msgspec.to_builtins(config)
     assert isinstance(values, dict)
@@ -172,8 +174,8 @@ def check_utf8(what: str, text: str) -> None:
     """Checks that files of settings, which are UTF-8, can hold a text.
 
     Args:
-        what: What the text is, for the error.
-        text: A path, say, as the system gave it.
+        what: Description of the text for the error.
+        text: A text such as a path, as the system gave it.
 
     Raises:
         ConfigError: It has bytes that are no UTF-8.
@@ -482,7 +484,7 @@ def _bounds(ge: float | None, gt: float | None, le: float | None, lt: float | No
 
 
 def _toml_lines(values: Mapping[str, Any], prefix: str) -> Iterator[str]:
-    """Yield plain values first: what follows a table's head belongs to that table."""
+    """Yield plain values first: lines below a table's header belong to that table."""
     tables = {key: value for key, value in values.items() if isinstance(value, dict)}
     lists = {key: value for key, value in values.items() if _is_list_of_tables(value)}
     for key, value in values.items():

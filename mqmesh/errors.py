@@ -140,7 +140,7 @@ class QueueFull(TransportError):
 
 
 class StorageError(MQMeshError):
-    """Raised when the store cannot do what was asked."""
+    """Raised when the store cannot carry out an operation."""
 
 
 class CorruptRecord(StorageError):
@@ -222,7 +222,7 @@ class StaleGeneration(BrokerError):
 
 
 class StaleReceipt(BrokerError):
-    """Raised when somebody else has got a message by now that a consumer settles."""
+    """Raised when a consumer settles a message that another consumer has received meanwhile."""
 
 
 class SystemBusy(BrokerError):
@@ -238,16 +238,17 @@ class BrokerNotAvailable(BrokerError):
 
 
 class NotMaster(BrokerNotAvailable):
-    """Raised when a replica of a broker group was asked for what only its master does.
+    """Raised when a replica of a broker group got a request that only its master serves.
 
-    A send that ends with it may be stored: a master that is deposed answers so to what waits.
+    A send that fails with it may be stored: a deposed master gives this answer to the sends that
+    are still waiting.
 
     Args:
         remark: The server's sentence.
         code: The response code.
         retry_after_ms: How long to wait before trying again, 0 when unsaid.
-        epoch: The newest of the group that the replica knows, 0 for none.
-        master: Where its master listens, ``host:port``; "" if the replica does not know.
+        epoch: Newest epoch of the group that the replica knows, 0 for none.
+        master: Address of the group's master, ``host:port``; "" if the replica does not know it.
     """
 
     def __init__(
@@ -338,12 +339,12 @@ class TransactionConflict(ClientError):
 
 
 class SendInDoubt(ClientError):
-    """Raised when nobody knows any more whether a send is stored.
+    """Raised when it can no longer be found out whether a send is stored.
 
-    Either it was sent long ago: the broker has forgotten its producer, and the part of the log in
-    which its messages may have been was removed by retention, or may not be read. Or it is what was
-    made of messages, and no broker has answered as long as these were the consumer's: it is stored
-    if, and only if, they do not come again.
+    There are two causes. The send may be old: the broker has forgotten its producer, and the part
+    of the log that may hold its messages was removed by retention, or may not be read. Or the send
+    has outputs of processed messages, and no broker answered while the consumer held these
+    messages: the outputs are stored if, and only if, the messages are not delivered again.
     """
 
 
@@ -352,8 +353,9 @@ class ClientClosed(ClientError):
 
 
 class Reject(ClientError):
-    """Raised when no retry will help a message, by its listener: a dead letter at once.
+    """Raised by a listener when no retry will help a message: it becomes a dead letter at once.
 
-    Its text travels with the message. Of a call with several messages it counts as any other
-    failure; they come again one by one, and then it is known which of them is meant.
+    The text of the error travels with the message. In a call with several messages it counts as
+    any other failure: the messages are redelivered one by one, so that the listener can reject the
+    one that it means.
     """

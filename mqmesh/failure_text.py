@@ -16,7 +16,7 @@ CUT: Final = "… (cut)"
 def failure_text(error: BaseException) -> str:
     """Return type and text of an exception, at most ``MAX_FAILURE_CHARACTERS`` long.
 
-    A text that is longer is cut and ends with ``CUT``. What is no Unicode becomes ``?``.
+    A longer text is cut and ends with ``CUT``. Characters that UTF-8 cannot encode become ``?``.
     """
     kind = type(error)
     name = kind.__qualname__
@@ -57,7 +57,7 @@ def error_to_log(error: BaseException | None = None) -> BaseException | None:
     """Return what to give a logger as ``exc_info``: an exception whose traceback is not too long.
 
     Args:
-        error: What was raised; by default what is being handled.
+        error: Exception to log; by default the one that is being handled.
 
     Returns:
         The exception itself; if its chain or a text in it is too long, a stand-in with its

@@ -1,4 +1,4 @@
-"""This machine: what identifies it, and where local sockets may stand."""
+"""Identity of this machine, and the paths where local sockets may stand."""
 
 import errno
 import hashlib
@@ -157,18 +157,19 @@ def socket_path(owner: Path, name: str = "sock") -> Path:
 def claim_port(host: str, port: int, folder: Path, worker: int) -> socket.socket:
     """Claim a port that the workers of one gateway share: no other gateway may listen there, too.
 
-    The system lets all processes of a user share a port that its first one shares. Each worker has
-    a Unix socket for each port, whose abstract name says whose port it is; it goes with the
-    process, and is seen where the port is: in the same network namespace.
+    The system lets all processes of a user share a port that its first process shares. So each
+    worker binds a Unix socket for each port; the socket's abstract name says which gateway has the
+    port. The socket ends with the process, and is visible where the port is: in the same network
+    namespace.
 
     Args:
-        host: Where it listens.
-        port: The port.
-        folder: Of all workers of the gateway; it exists.
-        worker: Number of this one.
+        host: Address that the gateway listens at.
+        port: Port to claim.
+        folder: Folder of all workers of the gateway; it exists.
+        worker: Number of this worker.
 
     Returns:
-        What holds the claim until it is closed.
+        Socket that holds the claim until it is closed.
 
     Raises:
         OSError: A gateway of another folder has the port.
@@ -197,7 +198,7 @@ def claim_port(host: str, port: int, folder: Path, worker: int) -> socket.socket
 
 def _takes_socket(path: Path) -> bool:
     try:
-        # What a process that was killed left behind, since the folder is ours now.
+        # The folder is ours now, so a socket that is there was left by a killed process.
         path.unlink(missing_ok=True)
         with socket.socket(socket.AF_UNIX) as one:
             one.bind(str(path))

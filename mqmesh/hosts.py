@@ -53,17 +53,17 @@ def check_listen(
     allow_insecure_bind: bool,
     advice: str = "turn security on (security.enable)",
 ) -> None:
-    """Refuses to be reachable by strangers, and to announce an address that is none.
+    """Refuses an address that strangers can reach, and an advertised host that is not valid.
 
     Args:
-        role: What to call the server in an error.
+        role: Name of the server in errors.
         listen_host: Address to listen at.
         advertised_host: Host that others get to connect to, "" for ``listen_host``.
         allow_insecure_bind: The administrator takes the risk, or security is on.
-        advice: What makes it safe.
+        advice: Setting that makes the server safe, for the error.
 
     Raises:
-        ConfigError: Names the setting and what to write instead.
+        ConfigError: Names the setting and a valid value.
     """
     if not allow_insecure_bind and not is_loopback(listen_host):
         raise ConfigError(

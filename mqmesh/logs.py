@@ -2,10 +2,10 @@
 
     2026-03-01T12:00:00.123Z WARNING mqmesh.transport.zmq.server: malformed frame from a peer
 
-A message is always one line: what would break it, and control characters, are
-written as escapes, so that nobody can forge a line by a clever name. A traceback
-follows in lines of its own that begin with ``|``. Programs that read logs rather
-take JSON: an object a line, whatever is in it.
+A message is always one line: line breaks and control characters are written as
+escapes, so that no client can forge a line by a clever name. A traceback follows
+in lines of its own that begin with ``|``. For programs that read logs there is
+JSON: each event is one object in one line.
 """
 
 import enum
@@ -82,7 +82,7 @@ def configure_logging(
         name: Name of the process, for its own first line and in each object.
         level: One of ``LEVELS``.
         file: Log file, None for standard error. It is rotated at ``FILE_BYTES``.
-        role: What it is, in each object: ``broker``, ``namesrv``, …
+        role: Role of the process, in each object: ``broker``, ``namesrv``, …
         form: ``json`` writes an object a line.
         supervised: Standard error is a pipe to a supervisor: when that does not keep up,
             lines are dropped and counted, because a queue must not wait for its log.
@@ -146,11 +146,11 @@ class LogObject(msgspec.Struct, frozen=True, omit_defaults=True):
         level: One of ``LEVELS``.
         logger: Module that wrote it.
         text: The whole sentence.
-        role: What the process is.
+        role: Role of the process.
         name: Name of the process.
         event: The sentence without its values, the same for all events of a kind.
-        values: The values, in their order. Numbers are numbers.
-        traceback: Of an exception, in lines.
+        values: The values of the sentence, in its order; numbers are JSON numbers.
+        traceback: Lines of an exception's traceback.
     """
 
     time: str
@@ -168,8 +168,8 @@ class JsonFormatter(logging.Formatter):
     """Writes each record as a ``LogObject``, no longer than a pipe takes at once.
 
     Args:
-        role: What the process is.
-        name: Its name.
+        role: Role of the process.
+        name: Name of the process.
     """
 
     def __init__(self, role: str, name: str) -> None:
@@ -287,8 +287,8 @@ class PipeHandler(logging.Handler):
 def one_line(text: str) -> str:
     """Returns a text in a form that a terminal or a log can show as one line.
 
-    Line breaks, control characters, marks that turn the direction of text and characters that
-    nobody sees become escapes. Tabs stay.
+    Line breaks, control characters, marks that turn the direction of text and invisible characters
+    become escapes. Tabs stay.
     """
     return _CONTROLS.sub(lambda found: repr(found[0])[1:-1], text)
 

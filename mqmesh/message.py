@@ -1,12 +1,13 @@
-"""Messages and message queues: what users hold in their hands.
+"""Messages and message queues, as producers and consumers use them.
 
 ``Message`` is what a producer sends and is itself the wire form: a batch is
 the msgpack array of its messages, each an array of the fields below in this
 order. The order is on disk and never changes; new fields go to the end, with
 a new version of the batch.
 
-``StoredMessage`` is what a consumer receives: the same fields, plus where the
-message stands. What all messages of a batch share is kept once, in ``BatchInfo``.
+``StoredMessage`` is what a consumer receives: the same fields, plus the position
+of the message. Fields that all messages of a batch share are kept once, in
+``BatchInfo``.
 """
 
 import hashlib
@@ -88,7 +89,7 @@ _NAME = re.compile(r"(?!\.\.?\Z)[%|a-zA-Z0-9_.-]+\Z")
 NO_KEYS: Final[tuple[str, ...]] = ()
 
 
-# The bounds hold for what is decoded; what users make, check_messages checks.
+# The bounds hold for decoded messages; check_messages checks those that users make.
 _Label = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
 if TYPE_CHECKING:
     # A sender may give any sequence.
@@ -210,13 +211,13 @@ class BatchInfo(msgspec.Struct, frozen=True, gc=False):
 class StoredMessage(Message, array_like=True, gc=False):
     """One message, as a consumer receives it.
 
-    Keys and properties may be made only when they are looked at (``native_decode.py``). What looks
-    at a class's slots from outside, as ``msgspec.structs.asdict`` and ``msgspec.json.encode`` do,
-    does not find them before: give it ``to_message()``.
+    Keys and properties may be decoded only on first access (``native_decode.py``). Functions that
+    read the slots of a class from outside, such as ``msgspec.structs.asdict`` and
+    ``msgspec.json.encode``, do not find them before: give them ``to_message()``.
 
     Attributes:
         queue_offset: Position in its message queue.
-        batch: What it shares with the other messages of its batch.
+        batch: Fields that all messages of its batch share.
     """
 
     queue_offset: QueueOffset = QueueOffset(-1)
@@ -340,7 +341,7 @@ class StoredMessage(Message, array_like=True, gc=False):
     @property
     def reconsume_times(self) -> int:
         """Number of times the message was sent back for retry."""
-        # Anybody may write the property, so it may hold anything.
+        # Any producer may set the property, so its text may be no number.
         text = self.property(PROPERTY_RECONSUME_TIMES, "")
         return int(text) if text and len(text) < 10 and text.isdecimal() else 0
 

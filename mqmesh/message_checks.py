@@ -1,4 +1,4 @@
-"""Checks of what users want to send: what passes can be encoded, stored and decoded."""
+"""Checks of messages to send: a message that passes can be encoded, stored and decoded."""
 
 import enum
 from collections.abc import Mapping, Sequence
@@ -43,7 +43,7 @@ class Extras(enum.Enum):
 def check_messages(
     messages: Sequence[Message], *, max_message_size: int, allow_system: bool = False
 ) -> list[Message]:
-    """Checks what a user wants to send; what passes can be encoded, stored and decoded.
+    """Checks messages before they are sent; those that pass can be encoded, stored and decoded.
 
     A message with nothing but topic and body costs 0.1 µs. The messages must not be changed
     between this check and their sending.

@@ -1,8 +1,8 @@
-"""Metrics: what a process counts and measures, each declared once, with name, kind, unit and help.
+"""Metrics of a process, each declared once, with name, kind, unit and help.
 
 A declaration stands beside the part whose state it reads, as a row of a tuple; a ``MetricBoard``
-reads all rows of a process on request. So counting costs a part an addition to a number
-of its own, and a metric that nobody reads costs nothing.
+reads all rows of a process on request. So to count an event costs a part one addition to a number
+of its own, and an unread metric costs nothing.
 
     METRICS: Final[tuple[Measured[Desk], ...]] = (
         counter("snapshots_made_total", "snapshots that became whole", lambda desk: desk.made),
@@ -56,12 +56,12 @@ class Metric(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Description of one metric.
 
     Attributes:
-        name: Unique in its process, lower case with underscores.
-        kind: What may be done with it.
-        unit: ``bytes``, ``ms``, ``percent``, ``messages``, …; empty where nothing has to be said.
-        help: One line.
+        name: Name, unique in its process, lower case with underscores.
+        kind: Kind of the metric: counter, gauge, histogram or text.
+        unit: ``bytes``, ``ms``, ``percent``, ``messages``, …; empty for a metric without a unit.
+        help: Description, one line.
         labels: Names of its labels; none for most.
-        rocketmq_name: Its name in RocketMQ 5, empty for what RocketMQ has not.
+        rocketmq_name: Name of the same metric in RocketMQ 5, empty if RocketMQ has none.
     """
 
     name: str
@@ -173,13 +173,13 @@ class Histogram:
 
 
 class Labelled(Generic[_T]):
-    """The values of a metric with labels that has very many: they are read little by little, and
-    of those beyond the limit nothing is made but their sum.
+    """The values of a metric with very many sets of labels. They are read in parts; those beyond
+    the limit are only added up.
 
     Args:
-        owners: What has a value each; they are walked while others may come and go.
-        labels: An owner's label values.
-        value: Its number, or its histogram.
+        owners: Objects with one value each. They may come and go while they are walked.
+        labels: Returns an owner's label values.
+        value: Returns an owner's number, or its histogram.
     """
 
     def __init__(
@@ -226,8 +226,8 @@ class Measured(msgspec.Struct, Generic[_O], frozen=True):
     """A declared metric.
 
     Attributes:
-        metric: What it is.
-        read: Its value, from the part that knows.
+        metric: Description of the metric.
+        read: Reads its value from the part that keeps it.
     """
 
     metric: Metric
@@ -292,7 +292,7 @@ class MetricBoard:
 
         Args:
             declared: Metrics.
-            look: Called once a reading; what it returns is what they are read from.
+            look: Called once for each reading; returns the part that the metrics are read from.
         """
         rows = tuple(declared)
         for row in rows:

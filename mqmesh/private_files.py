@@ -1,8 +1,9 @@
-"""Private files and folders, 0600 and 0700: what mqmesh writes, only its own user reads.
+"""Private files and folders, 0600 and 0700: only the user who runs mqmesh can read them.
 
 Messages, offsets and settings stand in them. The processes of roles have a umask that leaves
-nothing to others; what is made in a user's program, too, says its mode itself. What an older
-version, a copy or a restored backup left open is closed when it is used again.
+other users no rights; files that are also made in users' programs are created with an explicit
+mode. A file or folder that an older version, a copy or a restored backup left readable for others
+is made private when it is used again.
 """
 
 import logging

@@ -1,10 +1,10 @@
-"""Instance keys: what makes a producer's ids its own.
+"""Instance keys: the secrets behind the ids of producers.
 
-The id of a producer instance stands in every message id, so everybody knows it. The key
-it is made of is known to the instance and to the brokers it sends to: 16 random bytes
+The id of a producer instance stands in every message id, so every reader knows it. Only the
+instance and the brokers that it sends to know the key that the id is made of: 16 random bytes
 that travel in send requests and in decisions about half messages, and are neither stored
-nor logged. A broker takes a batch only from a client with the key of the id in its header, so
-nobody can send, or end transactions, under the id of another one.
+nor logged. A broker accepts a batch only from a client with the key of the id in its header, so
+no client can send, or end transactions, under the id of another one.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ KEY_SIZE: Final = 16
 
 
 def new_key(chance: random.Random) -> bytes:
-    """Make a key that nobody else has: 16 random bytes of the system's source but for tests."""
+    """Make a new key of 16 random bytes; outside of tests they come from the system's source."""
     return chance.randbytes(KEY_SIZE)
 
 

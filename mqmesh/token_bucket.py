@@ -1,7 +1,8 @@
 """A token bucket that may run into debt. Pure.
 
-What is next is taken while anything is left, whatever its size, and then nothing until the debt is
-paid. So nothing is ever too large, and over time nobody gets more than the rate.
+A request is served while the bucket is not empty, even if it takes more pieces than are left; the
+next one waits until the debt is paid. So no request is ever too large, and over time the rate is
+never exceeded.
 """
 
 from typing import Final
@@ -28,5 +29,5 @@ class TokenBucket:
         return 0 if self._left > 0 else int(-self._left * _MS / self.rate) + 1
 
     def take(self, pieces: int) -> None:
-        """Takes so many, also those that are not there."""
+        """Takes so many pieces, even if that leaves a debt."""
         self._left -= pieces
