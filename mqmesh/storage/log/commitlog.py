@@ -1,12 +1,12 @@
 """The commit log: all batches of a broker, one behind the other.
 
-The only truth of the store; everything else is derived from it. Its segments are
-mapped, and written where their blocks were taken before (``room.py``). Small writes are stores into
-pages that were brought in ahead, all others one gathered ``os.pwritev``, which the map shows as
-well. Large reads are views of what is in memory, all others ``os.pread``, which reports trouble
-with the disk by an exception instead of a signal.
+The commit log is the only source of truth of the store; everything else is derived from it. Its
+segments are mapped, and written where their blocks were taken before (``room.py``). A small write
+is a store into pages that were brought in ahead. Every other write is one gathered ``os.pwritev``,
+and the map shows its bytes as well. Large reads are views of pages that are in memory. All other
+reads use ``os.pread``, which reports trouble with the disk by an exception instead of a signal.
 
-Not thread-safe but for ``Segment.fd``, which the flush thread syncs.
+Not thread-safe, except ``Segment.fd``, which the flush thread syncs.
 """
 
 import errno
@@ -65,12 +65,12 @@ class CommitLog:
     """Appends records and reads ranges of bytes.
 
     Attributes:
-        key: That records are checked by.
-        check: Check that only its records pass.
+        key: Key that makes the checks of records.
+        check: Check that only records of this log pass.
         end: Commit-log offset of the next record.
-        epoch: That records of our own get.
-        store_id: That records carry.
-        maps: Of its segments.
+        epoch: Epoch of records that this process writes.
+        store_id: Store id in every record.
+        maps: Maps of the log's segments.
         unsynced_fds: Descriptors of segments with bytes that may not be durable.
         retire_at: Durable offset from which on ``retire`` has something to do.
     """
@@ -89,21 +89,21 @@ class CommitLog:
         recorded_epoch: int,
         store_id: int,
     ) -> None:
-        """Takes up a log whose end was found.
+        """Takes over a log whose end is known.
 
-        Where there is no room to go on it only reads, until there is.
+        A log without room for a further record can only be read, until there is room.
 
         Args:
-            segments: Its files.
+            segments: Segments of the log.
             files: Descriptors for reading.
-            room: Takes blocks for them.
-            key: Of the store.
+            room: Allocates blocks for the segments.
+            key: Key of the store.
             window: Pages that are ready for stores; the log closes it.
-            end: Where to go on.
-            epochs: Of its records; if they lack ``epoch``, it begins with the next record.
-            epoch: Of new records.
-            recorded_epoch: Of the newest record that is there, 0 if that is not known.
-            store_id: Of new records.
+            end: Commit-log offset of the next record.
+            epochs: Epochs of the records; if they lack ``epoch``, it begins with the next record.
+            epoch: Epoch of new records.
+            recorded_epoch: Epoch of the newest record in the log, 0 if that is not known.
+            store_id: Store id of new records.
 
         Raises:
             DiskFull: There is no segment to go on in, and none can be made.
@@ -129,7 +129,8 @@ class CommitLog:
         self.unsynced_fds: list[int] = []
         self._check_at_ms = 0
         self._stored_to = end
-        # The last write of this epoch, for followers that have all before: it need not be read.
+        # The last write of this epoch, for followers that have all bytes before it: no read is
+        # needed.
         self._written = _NOTHING
         self._is_followed = False
         self._current = self._open(segments.find(end) or segments.get_or_make(end))
@@ -147,7 +148,7 @@ class CommitLog:
 
     @property
     def segments(self) -> Segments:
-        """Its files."""
+        """Segments of the log."""
         return self._segments
 
     @property
@@ -157,19 +158,19 @@ class CommitLog:
 
     @property
     def recorded_epoch(self) -> int:
-        """Epoch of the newest record that is there; 0 if that is not known."""
+        """Epoch of the newest record in the log; 0 if that is not known."""
         return self._recorded_epoch if self._begins else self.epoch
 
     @property
     def fd(self) -> int:
-        """Descriptor of the segment that is written to."""
+        """Descriptor of the segment that the log is writing."""
         return self._current.fd
 
     def begin(self, store_timestamp: int) -> "Append":
         """Starts a gathered write.
 
         Args:
-            store_timestamp: For markers that it may need.
+            store_timestamp: Time for markers that the write may need, ms.
         """
         segment, position, pieces = self._current, self.end, list[Buffer]()
         limit = segment.allocated_through - CONTROL_RECORD_SIZE
@@ -182,14 +183,14 @@ class CommitLog:
         return append
 
     def begin_epoch(self, epoch: int, data: bytes) -> None:
-        """Has the next record of our own begin an epoch.
+        """Makes the next record of this process begin an epoch.
 
         Args:
-            epoch: Its number.
-            data: Of its marker; up to ``MAX_CONTROL_DATA`` bytes.
+            epoch: Number of the epoch.
+            data: Data of the epoch's marker; up to ``MAX_CONTROL_DATA`` bytes.
 
         Raises:
-            StorageError: It is not higher than all before.
+            StorageError: The number is not higher than all before.
         """
         newest = max(self.recorded_epoch, self._epochs.newest)
         if not newest < epoch <= MAX_EPOCH:
@@ -199,10 +200,10 @@ class CommitLog:
         self._written = _NOTHING
 
     def view(self, start: int, size: int) -> bytes | memoryview:
-        """Return bytes that lie in one segment; if there are many, and in memory, not copied.
+        """Return bytes that lie in one segment; many bytes that are in memory are not copied.
 
-        A view keeps a segment's map, and its room on the disk, when retention removes the file:
-        nobody may keep one for longer than it takes to hand it on.
+        A view keeps a segment's map, and its room on the disk, when retention removes the file.
+        So a caller releases the view as soon as it has handed the bytes on.
 
         Raises:
             CorruptRecord: The file is not there or too short.
@@ -212,7 +213,7 @@ class CommitLog:
         return self.read(start, size) if view is None else view
 
     def view_in_memory(self, start: int, size: int) -> memoryview | None:
-        """Return bytes that lie in one segment, if there are many, and in memory; see ``view``."""
+        """Return bytes of one segment if they are many and in memory, else None; see ``view``."""
         if size < VIEW_BYTES:
             return None
         segment = self._segments.find(start)
@@ -260,8 +261,8 @@ class CommitLog:
     def retire(self, durable_offset: int) -> None:
         """Retire the segments before an offset, from ``retire_at`` on.
 
-        The flush thread may still be using a list that it got earlier, for at most what is
-        written by now. So a descriptor is closed only when all of that is durable too.
+        The flush thread may still be using an earlier list of descriptors, for bytes that are
+        written by now. So a descriptor is closed only when all of these bytes are durable, too.
         """
         writing, retired = self._writing, self._retired
         while writing and writing[0].end <= durable_offset:
@@ -306,7 +307,7 @@ class CommitLog:
             now_ms: Monotonic time.
 
         Raises:
-            StorageError: It is the one that is written.
+            StorageError: The segment that is being written was cut or removed.
         """
         if now_ms < self._check_at_ms:
             return
@@ -343,14 +344,14 @@ class CommitLog:
         return self._open(self._segments.get_or_make(segment.end))
 
     def take_room(self, segment: Segment, needed: int) -> None:
-        """Takes blocks of a segment that are not there yet.
+        """Allocates missing blocks of a segment.
 
         Args:
-            segment: One that is open for writing.
-            needed: Through this commit-log offset.
+            segment: A segment that is open for writing.
+            needed: Commit-log offset up to which blocks are needed.
 
         Raises:
-            DiskFull: There are not as many.
+            DiskFull: The disk has too few free blocks.
         """
         self._room.take(segment, needed)
 
@@ -358,7 +359,7 @@ class CommitLog:
         """Notes that a gathered write has succeeded.
 
         Args:
-            segment: Where it ended.
+            segment: Segment in which the write ended.
             end: The log's new end.
         """
         self._current = segment
@@ -397,12 +398,12 @@ class CommitLog:
             wanted = found if found <= most else 0
 
     def group_start(self, commitlog_offset: int) -> int:
-        """Return where the group begins that an offset is inside of; the offset if there is none.
+        """Return the start of the group that an offset is inside of; the offset if there is none.
 
         The nearest marker in front of it decides, since groups do not overlap.
 
         Args:
-            commitlog_offset: Where a record of the log begins.
+            commitlog_offset: Start of a record of the log.
 
         Raises:
             StorageError: The disk refuses to read.
@@ -411,7 +412,7 @@ class CommitLog:
         assert segment is not None
         start = max(segment.start, commitlog_offset - MAX_GROUP_BYTES - GROUP_MARKER_SIZE)
         data = self.read(start, commitlog_offset - start)
-        # Bodies may be full of what looks like markers: few of that says where it stands.
+        # A body may be full of bytes that look like markers, but few of them name their own place.
         for place in reversed(group_markers(data, start)):
             piece = memoryview(data)[place : place + GROUP_MARKER_SIZE]
             try:
@@ -425,7 +426,7 @@ class CommitLog:
         """Checks whether a chunk can be added; arguments and errors as ``append_raw``'s.
 
         Returns:
-            Its records.
+            The chunk's records.
         """
         if chunk.start != self.end:
             raise OffsetOutOfRange(f"records from {chunk.start} on, and the log ends at {self.end}")
@@ -440,17 +441,17 @@ class CommitLog:
         """Writes records that were checked.
 
         Args:
-            chunk: Theirs; it begins at the log's end.
+            chunk: Chunk of these records; it begins at the log's end.
 
         Raises:
             DiskFull: No room; nothing was written.
-            StorageError: The disk refuses; what was written does not count.
+            StorageError: The disk reported an error; bytes that were written do not count.
         """
         segment, size = self._current, len(chunk.data)
         self.take_room(segment, min(chunk.start + size + CONTROL_RECORD_SIZE, segment.end))
         following = self.next_segment(segment) if chunk.end == segment.end else segment
         if chunk.epoch < self._epochs.newest:
-            self._epochs.cut(chunk.start)  # one whose first record was lost, or never written
+            self._epochs.cut(chunk.start)  # an epoch whose first record was lost, or never written
         if chunk.epoch != self._epochs.newest:
             self._epochs.begin(chunk.epoch, chunk.start)
         try:
@@ -458,13 +459,14 @@ class CommitLog:
         except OSError as error:
             raise storage_error(error, "the commit log cannot be written") from error
         self.adopt(following, chunk.end)
-        # It is others' epoch: a record of our own begins one.
+        # The chunk's epoch is another writer's: a record of this process begins an epoch of its
+        # own.
         self.epoch = self._recorded_epoch = chunk.epoch
         self._begins = True
         self._written = _NOTHING
 
     def note_failed_write(self) -> None:
-        """Sees to it that what a failed write left behind is never taken for good.
+        """Makes sure that the bytes of a failed write never count as records.
 
         The next record is the marker of a higher epoch; records of a lower epoch behind it mark
         the end of the log.
@@ -497,7 +499,7 @@ class CommitLog:
             try:
                 segment.fd = os.open(segment.path, os.O_RDWR)
                 if os.fstat(segment.fd).st_size < segment.size:
-                    # Cut from outside, or made when a smaller size was configured.
+                    # The file was cut from outside, or was made when a smaller size was configured.
                     os.ftruncate(segment.fd, segment.size)
                     os.fsync(segment.fd)
             except OSError as error:
@@ -510,7 +512,8 @@ class CommitLog:
 class Append(msgspec.Struct, eq=False):
     """One gathered write in the making: place records, add their pieces, write.
 
-    ``CommitLog.begin`` makes one, at the log's end; a struct, which takes no call for that.
+    ``CommitLog.begin`` makes one at the log's end. It is a struct: making one needs no call of
+    an ``__init__``.
 
     Attributes:
         pieces: Buffers that stand one behind the other; the caller that placed a record adds
@@ -530,7 +533,7 @@ class Append(msgspec.Struct, eq=False):
         """Return the offset of the next record; it may be in the next segment.
 
         Args:
-            size: Of the record, at most a segment less two markers.
+            size: Size of the record, at most a segment less two markers.
 
         Raises:
             DiskFull: No room for it; nothing was written.
@@ -542,7 +545,7 @@ class Append(msgspec.Struct, eq=False):
         return position
 
     def _make_room(self, size: int) -> None:
-        """Sees to it that a record and the marker behind it have their blocks."""
+        """Makes sure that the blocks of a record and of the marker behind it are allocated."""
         commitlog, segment, needed = self._log, self._segment, size + CONTROL_RECORD_SIZE
         if self._position + needed <= segment.end:
             commitlog.take_room(segment, self._position + needed)
@@ -563,8 +566,8 @@ class Append(msgspec.Struct, eq=False):
         """Places the marker of a group, in front of its batches, and takes room for all of it.
 
         Args:
-            size: Of the batches, at most ``StoreConfig.max_group_bytes``.
-            count: Of the batches that are placed next.
+            size: Size of the batches, at most ``StoreConfig.max_group_bytes``.
+            count: Number of batches that are placed next.
 
         Raises:
             DiskFull: No room for it; nothing was written.
@@ -580,16 +583,16 @@ class Append(msgspec.Struct, eq=False):
         return position
 
     def mark_epoch(self, data: bytes) -> None:
-        """Places the marker that makes void what an earlier write left behind."""
+        """Places the marker that makes void the bytes of an earlier failed write."""
         self.mark(ControlKind.EPOCH, data)
         self._marks_epoch = True
 
     def write(self) -> None:
-        """Writes everything, or notes that what was written does not count.
+        """Writes everything, or notes that bytes which were written do not count.
 
         Raises:
             DiskFull: No room; may be tried again.
-            StorageError: The disk refused; may be tried again.
+            StorageError: The disk reported an error; may be tried again.
         """
         try:
             for segment, position, pieces in self._groups:
@@ -631,7 +634,7 @@ def write_pieces(fd: int, pieces: Sequence[Buffer], file_position: int) -> None:
     done = os.pwritev(fd, pieces, file_position)
     if done == size:
         return
-    # Rare: a signal, or the disk is nearly full; the next call then says so.
+    # Rare: a signal, or the disk is nearly full, which the next call then reports.
     rest = memoryview(b"".join(pieces))
     while done < size:
         count = os.pwrite(fd, rest[done:], file_position + done)

@@ -23,8 +23,8 @@ Data of the kind ``GROUP``:
 ======== ===== ====== ==========================================================
 position bytes type   meaning
 ======== ===== ====== ==========================================================
-0        4     u32    size: of the batches behind, in bytes
-4        4     u32    count: of the batches, at least 1
+0        4     u32    size: bytes of the batches behind
+4        4     u32    count: number of these batches, at least 1
 ======== ===== ====== ==========================================================
 """
 
@@ -45,7 +45,7 @@ CONTROL_RECORD_SIZE: Final = 48
 """Size of a control record without data; every segment keeps room for one at its end."""
 MAX_CONTROL_DATA: Final = 4096
 NOT_OURS: Final = "it does not have this store's check"
-"""Reason given for bytes that look like a record and were not written there by this store."""
+"""Reason given for bytes that look like a record, but were not written there by this store."""
 
 GROUP_DATA: Final = struct.Struct("<II")
 """Data of the control record in front of a group: bytes and number of its batches."""
@@ -67,11 +67,11 @@ class ControlKind(enum.IntEnum):
     END = 1
     """The log goes on in the next segment."""
     EPOCH = 2
-    """An epoch begins here; whatever older ones left behind is void. The data are its leader's."""
+    """An epoch begins here; leftovers of older epochs are void. Its leader gives the data."""
     TOPIC_DELETED = 3
     """All queues of the topic in the data (UTF-8) were deleted here."""
     GROUP = 4
-    """The batches behind it count all or not at all. The data are of ``GROUP_DATA``."""
+    """All batches behind it count, or none does. The data have the layout ``GROUP_DATA``."""
 
 
 class ControlRecord(msgspec.Struct, frozen=True, gc=False):
@@ -99,13 +99,13 @@ def encode_control_record(
     """Writes a marker.
 
     Args:
-        kind: What it says.
-        commitlog_offset: Where it begins.
-        epoch: Of the log.
-        store_id: Of the store.
-        store_timestamp: Now, in ms.
-        data: Depends on the kind; up to ``MAX_CONTROL_DATA`` bytes.
-        store_check: Of the store; None leaves zeros.
+        kind: Kind of the marker.
+        commitlog_offset: Commit-log offset at which the marker begins.
+        epoch: Epoch of the log.
+        store_id: Identity of the store.
+        store_timestamp: Current time, ms.
+        data: Data of the kind; up to ``MAX_CONTROL_DATA`` bytes.
+        store_check: Check of the store; None leaves zeros.
 
     Returns:
         Layout: marker, ``CONTROL_RECORD_SIZE + len(data)`` bytes.
@@ -130,11 +130,11 @@ def encode_control_record(
 
 
 def group_markers(data: bytes, start: int) -> list[int]:
-    """Return the positions of what claims to be a marker of a group, and to stand there.
+    """Return the positions of bytes that claim to be a group's marker at that place.
 
     Args:
         data: Bytes of the log.
-        start: Commit-log offset of the first one.
+        start: Commit-log offset of the first byte.
     """
     found = (match.start() for match in _GROUP_MARKER.finditer(data))
     return [at for at in found if data[at + 8 : at + 16] == (start + at).to_bytes(8, "little")]
@@ -146,13 +146,13 @@ def decode_control_record(
     """Reads and checks a marker.
 
     Args:
-        buffer: Bytes that should hold it.
-        position: Where it should begin.
-        store_check: Of the store that must have written it; None for any.
+        buffer: Bytes that should hold a marker.
+        position: Position at which the marker should begin.
+        store_check: Check of the store that must have written the marker; None for any store.
 
     Raises:
         CorruptRecord: No good marker begins there.
-        StorageError: A good one of an unknown kind, so of a later program.
+        StorageError: The marker is good, but its kind is unknown: a later program wrote it.
     """
     if len(buffer) - position < CONTROL_RECORD_SIZE:
         raise CorruptRecord(f"{len(buffer) - position} bytes are too few for a marker")
@@ -171,7 +171,7 @@ def decode_control_record(
     if crc32(checked) != crc:
         raise CorruptRecord(f"marker checksum is {crc32(checked):#010x}, not {crc:#010x}")
     data = checked[CONTROL_RECORD_SIZE - _CRC_START :]
-    # Before the kind: what anybody may have written says nothing about later programs.
+    # The check comes before the kind: a forged marker proves nothing about later programs.
     if (
         store_check is not None
         and store_check(checked[: _FIELDS.stop - _CRC_START] + data) != check

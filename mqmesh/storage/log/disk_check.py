@@ -1,13 +1,15 @@
 """Comparison of the page cache of a file with the disk.
 
 A failed sync reports its error once; since then the system counts the pages as clean, and every
-later sync succeeds. So what is in memory is compared with what is read past it. That costs one
-read of the disk, and nothing for what is not in memory, since that will come from the disk anyway.
+later sync succeeds. So the bytes in memory are compared with a read that bypasses the page cache.
+That costs one read of the disk. Pages that are not in memory cost nothing: a reader gets them from
+the disk anyway.
 
-Comparing is not enough for pages of zeros: an unwritten block reads as zeros, too, and ext4, once
-its first write to a block has failed, remembers the block as written for as long as the page is
-in memory. What is written to the page later, and synced, is zeros at the next mount. So from the
-first zeros on pages are dropped from memory: the next reader finds the block as it is.
+Comparing is not enough for pages of zeros. An unwritten block reads as zeros, too. If the first
+write to a block has failed, ext4 remembers the block as written for as long as the page is in
+memory. A later write to this page is then lost in spite of its sync: after the next mount the
+block reads as zeros. So from the first zeros on pages are dropped from memory, and the next reader
+finds the block as it is.
 """
 
 import contextlib
@@ -23,23 +25,23 @@ from mqmesh.units import KIB, MIB
 log = logging.getLogger(__name__)
 
 PIECE_BYTES: Final = 2 * MIB
-"""Read at once. Pages come and go in groups of at most so many bytes."""
+"""Size of one read. Pages come and go in groups of at most so many bytes."""
 SMALLEST_BLOCK_BYTES: Final = 1 * KIB
 """Smallest block of a file system. An unwritten block is at least so many zeros."""
 _IN_MEMORY: Final = b"\x01"
 
 
 class DirectFile:
-    """A file that is read past the page cache, which stays as it is."""
+    """A file that is read without the page cache, which stays as it is."""
 
     def __init__(self, path: str) -> None:
-        """Opens it.
+        """Opens the file.
 
         Args:
             path: The file.
 
         Raises:
-            OSError: It cannot be opened, or its file system has no such reads.
+            OSError: The file cannot be opened, or its file system has no direct reads.
         """
         flag = getattr(os, "O_DIRECT", 0)
         if not flag:
@@ -51,11 +53,11 @@ class DirectFile:
         """Read bytes as the disk has them.
 
         Args:
-            position: Of the first; a multiple of a page.
-            size: How many, at most ``PIECE_BYTES``.
+            position: Position of the first byte; a multiple of a page.
+            size: Number of bytes, at most ``PIECE_BYTES``.
 
         Returns:
-            Fewer where the file ends.
+            The bytes; fewer where the file ends.
 
         Raises:
             OSError: They cannot be read.
@@ -64,14 +66,14 @@ class DirectFile:
         return self._buffer[: min(count, size)]
 
     def is_direct(self, position: int) -> bool:
-        """Return False if reads may be answered from memory all the same.
+        """Return False if direct reads may be answered from memory all the same.
 
-        Some file systems take the flag, and ignore it for some files. Only what goes to the device
-        must begin with one of its blocks, and is refused elsewhere; unwritten blocks are not read
-        at all.
+        Some file systems accept the flag for direct reads, and ignore it for some files. Only a
+        read that goes to the device must begin at one of its blocks, and is refused elsewhere. A
+        read of unwritten blocks never goes to the device.
 
         Args:
-            position: Of a page whose blocks are written.
+            position: Position of a page whose blocks are written.
         """
         with memoryview(self._buffer) as view, view[1:513] as part:
             try:
@@ -81,21 +83,21 @@ class DirectFile:
         return False
 
     def close(self) -> None:
-        """Closes it."""
+        """Closes the file."""
         os.close(self._fd)
         self._buffer.close()
 
 
 class DiskCheck:
-    """Looks at one file, which nobody else has mapped or writes."""
+    """Compares one file with the disk; no other process may map or write it meanwhile."""
 
     def __init__(self, path: str, start: int, on_piece: Callable[[int], None]) -> None:
         """Opens the file.
 
         Args:
             path: The file.
-            start: Position before which the disk is known to have all.
-            on_piece: Called with the position of each piece that is looked at; may raise.
+            start: Position before which the disk is known to have every byte.
+            on_piece: Called with the position of each piece that is compared; may raise.
 
         Raises:
             OSError: It cannot be opened.
@@ -114,7 +116,7 @@ class DiskCheck:
         """Syncs the file and compares.
 
         Returns:
-            False if the disk has something else behind ``start``, or if that cannot be known.
+            False if the disk has other bytes behind ``start``, or if that cannot be found out.
         """
         try:
             os.fdatasync(self._fd)

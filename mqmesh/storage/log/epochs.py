@@ -1,13 +1,13 @@
-"""The epochs of a log: which began where.
+"""The epochs of a log: the number and the start of each.
 
-An epoch begins when a writer begins: a leader, or a store whose log may have lost its
-end, since others will stand in the place of what is gone. The table is on the disk before the
-first record of an epoch is, and is kept as long as the log. So a consumer that stood behind such a
-place, and knows the epoch in which it came there, can be sent where to go on; and two logs that
-were one once find out by their tables where their histories part.
+An epoch begins when a writer begins: a leader, or a store whose log may have lost its end, since
+other records will take the place of the lost ones. The table is on the disk before the first record
+of an epoch is, and is kept as long as the log. So a consumer that had read beyond such a place, and
+knows the epoch in which it did, can be sent to the offset where it has to go on. Two logs with a
+common beginning find the offset at which they differ by comparing their tables.
 
-A document, a JSON array of arrays ``[epoch, start_offset]``, both ascending. Every record has
-its epoch, too: a table that is lost is made again from the log.
+The file is a document, a JSON array of arrays ``[epoch, start_offset]``, both ascending. Every
+record has its epoch, too: a lost table is made again from the log.
 """
 
 import logging
@@ -27,19 +27,19 @@ log = logging.getLogger(__name__)
 
 NAME: Final = "epochs"
 MOST_EPOCHS: Final = 10_000
-"""Limit beyond which the oldest ones become one: older readers repeat more than they must."""
+"""Limit beyond which the two oldest epochs become one: older readers repeat more than they must."""
 
 RETRY_MS: Final = 1_000
 """Interval of looks whether there is room again."""
 _ROOM_BYTES: Final = 4 * KIB
-"""For further epochs; taken while there is some, since one may begin when the disk is full."""
+"""Room for further epochs, allocated ahead, since an epoch may begin when the disk is full."""
 
 
 def decode_epochs(document: bytes) -> list[EpochStart]:
     """Reads the document.
 
     Raises:
-        CorruptRecord: It is none.
+        CorruptRecord: The bytes are no such document.
     """
     try:
         return msgspec.json.decode(document, type=list[EpochStart])
@@ -53,26 +53,26 @@ def encode_epochs(starts: Sequence[EpochStart]) -> bytes:
 
 
 Submit = Callable[[Callable[[], bool]], "Future[bool]"]
-"""Has a helper thread do something."""
+"""Runs a function in a helper thread."""
 
 
 class EpochTable:
     """The epochs of a store's log.
 
     Attributes:
-        is_known: False until the epochs of what is in the log are known: the document is lost, or
+        is_known: False until the epochs of the log's records are known: the document is lost, or
             there was none.
-        settled: They are on the disk, with room for a further one.
+        settled: The epochs are on the disk, with room for a further one.
     """
 
     def __init__(self, path: Path) -> None:
         """Reads the document.
 
         Args:
-            path: Its file.
+            path: File of the document.
 
         Raises:
-            StorageError: It cannot be read.
+            StorageError: The file cannot be read.
         """
         self._path = path
         self._starts: list[EpochStart] = []
@@ -91,7 +91,7 @@ class EpochTable:
 
     @property
     def starts(self) -> Sequence[EpochStart]:
-        """All of them, ascending; do not change it."""
+        """All epochs, ascending; do not change the sequence."""
         return self._starts
 
     @property
@@ -100,17 +100,17 @@ class EpochTable:
         return self._starts[-1].epoch if self._starts else 0
 
     def begin(self, epoch: int, start_offset: int) -> None:
-        """Notes, durably, that an epoch begins; nothing of it was written before.
+        """Notes, durably, that an epoch begins, before a record of it is written.
 
-        What stood at or behind its start is lost, or void. Without any room it is known in this
-        life only, until there is some (``tick``); its records name it, too.
+        Older records at or behind its start are lost, or void. On a disk without any room the
+        epoch is only in memory until ``tick`` finds room; its records name it, too.
 
         Args:
-            epoch: Higher than all before, or the newest once more.
+            epoch: An epoch higher than all before, or the newest once more.
             start_offset: Commit-log offset of its first record.
 
         Raises:
-            StorageError: It cannot be saved for another reason than room.
+            StorageError: The table cannot be saved for another reason than room.
         """
         if self.learn(epoch, start_offset):
             self.save()
@@ -120,7 +120,8 @@ class EpochTable:
         start = EpochStart(epoch, start_offset)
         if self._starts and self._starts[-1] == start:
             return False
-        # Of epochs that begin there or behind, or would follow, the log has no record any more.
+        # The log has no records any more of epochs that begin there or behind, or that would
+        # follow.
         kept = [s for s in self._starts if s.epoch < epoch and s.start_offset < start_offset]
         self._starts = [*kept, start]
         while len(self._starts) > MOST_EPOCHS:
@@ -134,7 +135,7 @@ class EpochTable:
 
         Raises:
             DiskFull: No room.
-            StorageError: It cannot be saved.
+            StorageError: The table cannot be saved.
         """
         kept = [start for start in self._starts if start.start_offset < end_offset]
         if len(kept) < len(self._starts):
@@ -142,10 +143,10 @@ class EpochTable:
             self._save()
 
     def save(self) -> None:
-        """Makes durable what was learned; as ``begin`` for want of room.
+        """Makes learned epochs durable; without room they stay in memory, as with ``begin``.
 
         Raises:
-            StorageError: It cannot be saved for another reason.
+            StorageError: The table cannot be saved for another reason than room.
         """
         if self._is_saved:
             return
@@ -156,11 +157,11 @@ class EpochTable:
             log.error("an epoch of the log is not known to the next start yet: %s", error)
 
     def tick(self, now_ms: int, submit: Submit) -> None:
-        """Saves epochs, or takes the room for the next, if there is room for that at last.
+        """Saves epochs, or allocates room for the next, as soon as the disk has room.
 
         Args:
             now_ms: Monotonic time.
-            submit: Has a helper thread do it; nothing waits for that.
+            submit: Runs a function in a helper thread; nothing waits for it.
         """
         if self.settled or now_ms < self._next_ms:
             return
@@ -188,7 +189,7 @@ class EpochTable:
         """Return where records of later epochs begin; older epochs' records there are lost.
 
         Args:
-            epoch: Newest that the reader knows.
+            epoch: Newest epoch that the reader knows.
 
         Returns:
             Commit-log offset; None if there is no later epoch.

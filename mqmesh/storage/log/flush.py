@@ -1,9 +1,9 @@
-"""The flush thread: makes the commit log durable, and says how far it is.
+"""The flush thread: makes the commit log durable, and reports how far it is durable.
 
-``os.fdatasync`` lets go of the GIL, so the event loop goes on meanwhile, and
-what it writes while one sync runs is covered by the next: group commit.
-A failed sync is final. The system has thrown the pages away, and a second call
-might report success; so the thread ends, and the store stops.
+``os.fdatasync`` releases the GIL, so the event loop goes on meanwhile. Bytes that the loop writes
+during one sync are covered by the next: group commit.
+A failed sync is final. The system has thrown the pages away, and a second call might report
+success; so the thread ends, and the store stops.
 """
 
 import logging
@@ -17,18 +17,19 @@ from mqmesh.storage.interface import Wake
 log = logging.getLogger(__name__)
 
 Sync = Callable[[int], None]
-"""Makes a descriptor's data durable; tests put a failing one in the place of the system's."""
+"""Makes a descriptor's data durable; tests put a failing function in the place of the system's."""
 
 SYSTEM_SYNC: Final[Sync] = os.fdatasync
 
 
 class Flusher:
-    """One thread that syncs when asked, or at most an interval after a write.
+    """One thread that syncs when requested, or at most an interval after a write.
 
     Attributes:
-        durable_offset: Everything before it is on disk. Written by the thread only.
-        error: Why the thread has ended, None while it works.
-        flushes: Rounds of syncs done.
+        durable_offset: Commit-log offset before which every byte is on disk. Only the thread
+            writes it.
+        error: Reason why the thread has ended, None while it works.
+        flushes: Number of rounds of syncs.
     """
 
     def __init__(
@@ -44,11 +45,11 @@ class Flusher:
         """Starts the thread.
 
         Args:
-            durable_offset: What is on disk already.
+            durable_offset: Commit-log offset before which every byte is on disk already.
             at_once: Sync after every write, instead of after the interval.
             interval_ms: Longest wait between a write and its sync.
             wake: Called on the thread after every round and after a failure.
-            sync: ``SYSTEM_SYNC``.
+            sync: Makes a descriptor's data durable: ``SYSTEM_SYNC``.
             note: Called with ``durable_offset`` on the thread after every round; must not raise.
         """
         self.durable_offset = durable_offset
@@ -71,12 +72,12 @@ class Flusher:
         self._thread.start()
 
     def written(self, end: int, fds: list[int], *, urgent: bool = False) -> None:
-        """Sets how far the log is written.
+        """Sets the end of the bytes that are written.
 
         Args:
-            end: To here.
+            end: Commit-log offset behind the last written byte.
             fds: Descriptors with bytes that are not yet durable; open until they are.
-            urgent: Do not wait for the interval.
+            urgent: True to sync without waiting for the interval.
         """
         with self._lock:  # the condition's own, without two calls for each write
             self._end = end
@@ -87,7 +88,7 @@ class Flusher:
                 self._condition.notify()
 
     def close(self) -> None:
-        """Syncs what is left, then ends the thread."""
+        """Syncs the rest, then ends the thread."""
         with self._condition:
             self._closing = True
             self._condition.notify()
@@ -110,7 +111,7 @@ class Flusher:
             self._wake()
 
     def _next(self) -> tuple[int, list[int]] | None:
-        """Waits until there is something to sync; None when the thread shall end."""
+        """Waits until there is something to sync; None when the thread must end."""
         with self._condition:
             while self._end == self.durable_offset:
                 if self._closing:

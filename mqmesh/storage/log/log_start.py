@@ -1,7 +1,7 @@
-"""The beginning of the log: where retention lets it be, noted before it removes anything.
+"""The beginning of the log that retention allows, noted before retention removes anything.
 
-So segments that are missing at the beginning and were not removed by retention can be distinguished
-from those that were. Layout of the file, little endian:
+The note tells lost segments at the beginning from those that retention removed. Layout of the file,
+little endian:
 
 ======== ===== ===== =========================================================
 position bytes type  meaning
@@ -11,8 +11,8 @@ position bytes type  meaning
 8        8     u64   log_start: no segment before this commit-log offset is kept
 ======== ===== ===== =========================================================
 
-It is written in place, with one write that no sector border divides, so it needs no room on a full
-disk. A file that is missing or damaged says nothing: then nobody knows, as in stores of before.
+The file is written in place, with one write that no sector border divides, so it needs no room on a
+full disk. If the file is missing or damaged, the beginning is unknown, as in older stores.
 """
 
 import contextlib
@@ -51,14 +51,14 @@ def read_log_start(path: Path) -> int | None:
 
 
 def write_log_start(path: Path, log_start: int) -> None:
-    """Notes, durably, where the log is to begin; if that fails, that nobody knows.
+    """Notes, durably, where the log is to begin; if that fails, marks the beginning as unknown.
 
     Args:
         path: The file; its directory must be synced after the first time.
         log_start: Commit-log offset.
 
     Raises:
-        OSError: Neither could be done.
+        OSError: Neither was possible.
     """
     number = log_start.to_bytes(8, "little")
     try:

@@ -1,13 +1,13 @@
-"""Files in memory: written by stores, read as views. The only place that knows ``mmap``.
+"""Files in memory: written by stores, read as views. The only module that uses ``mmap``.
 
-A map answers trouble with a signal (SIGBUS) where a call would raise an error. So nothing is
-touched here that the kernel has not vouched for before: stores go only into pages that
-``bring_in`` has made ready, views are made only of pages that are in memory, and scans bring in
-a stretch, which fails with an error, before they look at it.
+A map reports trouble with the disk by a signal (SIGBUS) where a call would raise an error. So this
+module touches no page that the kernel has not vouched for: stores go only into pages that
+``bring_in`` has made ready, views are made only of pages that are in memory, and a scan brings in a
+stretch, which fails with an error, before it looks at it.
 
-A map is never shrunk and never flushed (``mmap.flush`` holds the interpreter's lock; syncs
-go by the descriptor). It goes when its last view is gone, by itself: views keep it.
-Calls by ``ctypes`` let go of the interpreter's lock, the methods of ``mmap`` do not.
+A map is never shrunk and never flushed (``mmap.flush`` holds the interpreter's lock; syncs use the
+descriptor). Views keep a map, which is freed together with its last view. Calls by ``ctypes``
+release the interpreter's lock, the methods of ``mmap`` do not.
 """
 
 import ctypes
@@ -26,7 +26,7 @@ PAGE: Final = mmap.PAGESIZE
 MOST_LOOKED_AT_BYTES: Final = 64 * MIB
 """Limit of one view; longer than any record."""
 LOOK_AHEAD_BYTES: Final = 4 * MIB
-"""Bytes for which it is asked at once if their pages are in memory: readers come one behind the
+"""Stretch of a file whose pages are looked up in memory by one call: readers come one behind the
 other, and from several queues whose batches lie side by side."""
 
 _POPULATE_READ: Final = 22
@@ -48,10 +48,10 @@ if _IS_LINUX:
 
 
 def page_buffer(size: int) -> mmap.mmap:
-    """Return memory that begins with a page, as reads past the page cache want it.
+    """Return memory that begins with a page, as direct reads require it.
 
     Args:
-        size: In bytes.
+        size: Size in bytes.
     """
     return mmap.mmap(-1, size)
 
@@ -60,8 +60,8 @@ def pages_in_memory(fd: int, size: int) -> bytes:
     """Return which pages of a file are in the page cache, without changing that.
 
     Args:
-        fd: Open for reading.
-        size: Of the file, in bytes; at least 1.
+        fd: Descriptor, open for reading.
+        size: Size of the file, in bytes; at least 1.
 
     Returns:
         One byte for each page: 1 if it is there, else 0.
@@ -90,7 +90,7 @@ class MappedFile:
     """A file of a fixed size, mapped once and in full, for reading and for stores.
 
     Attributes:
-        size: In bytes.
+        size: Size in bytes.
     """
 
     __slots__ = (
@@ -104,14 +104,14 @@ class MappedFile:
     )
 
     def __init__(self, path: str, size: int) -> None:
-        """Maps it.
+        """Maps the file.
 
         Args:
             path: The file.
-            size: That it must have at least.
+            size: Smallest size that the file must have.
 
         Raises:
-            OSError: It cannot be opened or mapped, or is shorter.
+            OSError: The file cannot be opened or mapped, or is shorter.
         """
         fd = os.open(path, os.O_RDWR)
         try:
@@ -122,10 +122,10 @@ class MappedFile:
         finally:
             os.close(fd)
         self.size = size
-        # The array that has the address goes at once, or the map never could.
+        # The array that has the address is dropped at once, else the map could never be freed.
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-        # Only what is in memory is looked at; to read ahead would fetch what is not written yet,
-        # which are pages of zeros, each cleared and then written over.
+        # Only pages in memory are read: the kernel's read-ahead would fetch pages that are not
+        # written yet, which are pages of zeros, each cleared and then written over.
         _advise(self._address, 0, size, _RANDOM)
         self._residency = bytearray(MOST_LOOKED_AT_BYTES // PAGE + 2)
         self._residency_address = ctypes.addressof(ctypes.c_char.from_buffer(self._residency))
@@ -137,25 +137,25 @@ class MappedFile:
         return sys.getrefcount(self._map) - 2  # this object's, and the argument
 
     def leave(self) -> "LeftMap":
-        """Return the map that is left for as long as there are views, when nobody else uses it."""
+        """Return the map for as long as it has views, when this object gives it up."""
         return LeftMap(weakref.ref(self._map), self.size)
 
     def look_again(self) -> None:
-        """Forgets what was found to be in memory."""
+        """Forgets which pages were in memory at the last look."""
         self._resident_from = self._resident_to = 0
 
     def view(self, position: int, size: int, *, stop: int) -> memoryview | None:
         """Return bytes of the file, not copied.
 
         Args:
-            position: Of the first, in the file.
-            size: How many.
-            stop: Where what is written ends; so far it looks ahead.
+            position: Position of the first byte, in the file.
+            size: Number of bytes.
+            stop: End of the written bytes; the look ahead ends there.
 
         Returns:
-            Read-only; None unless all of it is in memory, or was when it was looked last, since
-            ``look_again``. Then it is the time to read it by a call: what the disk refuses is an
-            error then, and so is a file that was cut.
+            Read-only view; None unless all its pages are in memory, or were at the last look since
+            ``look_again``. A caller that gets None reads by a call, which reports an error of the
+            disk, or a file that was cut, by an exception.
         """
         end = position + size
         assert 0 <= position <= end <= stop <= self.size
@@ -172,8 +172,8 @@ class MappedFile:
         """Puts buffers into the file, one behind the other.
 
         Args:
-            position: Of the first byte, in the file; all of them stand in pages that
-                ``bring_in`` made ready.
+            position: Position of the first byte, in the file; ``bring_in`` has made all pages of
+                the buffers ready.
             pieces: The buffers.
         """
         for piece in pieces:
@@ -185,18 +185,18 @@ class MappedFile:
         """Makes pages ready for stores; takes long, and other threads go on meanwhile.
 
         Args:
-            position: In the file.
-            stop: Where to end; at most ``size``.
+            position: Position in the file.
+            stop: End of the pages; at most ``size``.
 
         Returns:
-            False if that cannot be done here: the kernel is older than 5.14, is no Linux, has
-            no memory, or the file has no such pages.
+            False if that is not possible here: the system is no Linux, or its kernel is older than
+            5.14 or has no memory, or the file has no such pages.
         """
         assert 0 <= position <= stop <= self.size
         return _advise(self._address, position, stop, _POPULATE_WRITE)
 
     def give_back(self, position: int, stop: int) -> None:
-        """Lets go of pages that were made ready; what they hold stays in the file."""
+        """Releases pages that were made ready; their content stays in the file."""
         assert 0 <= position <= stop <= self.size
         _advise(self._address, position, stop, _DONT_NEED)
 
@@ -216,7 +216,7 @@ class LeftMap:
     """A map that only its views keep.
 
     Attributes:
-        size: In bytes.
+        size: Size in bytes.
     """
 
     __slots__ = ("_map", "size")
@@ -237,23 +237,23 @@ class ScannedFile:
     """A file that is read from its beginning to its end, once, a window at a time.
 
     Only the newest two windows stay in the memory of this process: a reader may still use the one
-    before. An older view stays good, but its bytes are read from the file again.
+    before. An older view stays valid, but its bytes are read from the file again.
     """
 
     def __init__(self, fd: int) -> None:
-        """Maps what it has now.
+        """Maps the file in its present size.
 
         Args:
-            fd: Open for reading; not needed any more behind this.
+            fd: Descriptor, open for reading; the map does not need it afterwards.
 
         Raises:
-            OSError: It cannot be mapped; an empty file never can.
+            OSError: The file cannot be mapped; an empty file never can.
         """
         size = os.fstat(fd).st_size
         if not size:
             raise OSError(errno.EINVAL, "an empty file cannot be mapped")
-        # A private map, which nobody writes to: of one that only may be read, ctypes gives no
-        # address. What others write to the file is seen in it.
+        # A private map, which is never written: ctypes gives no address of a read-only one. The map
+        # shows writes of other processes to the file.
         self._map = mmap.mmap(fd, size, access=mmap.ACCESS_COPY)
         self._size = size
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
@@ -264,11 +264,11 @@ class ScannedFile:
         """Return bytes of the file, not copied; fewer where it ended when it was mapped.
 
         Args:
-            position: Of the first, in the file.
-            size: How many.
+            position: Position of the first byte, in the file.
+            size: Number of bytes.
 
         Returns:
-            None if they cannot be brought in: by a call, the reason can be learned.
+            The view; None if the pages cannot be brought in. A read by a call reports the reason.
         """
         stop = min(position + size, self._size)
         if position >= stop or not _advise(self._address, position, stop, _POPULATE_READ):

@@ -1,4 +1,4 @@
-"""Mapped segments of the log, and maps that live on because they are being read."""
+"""Mapped segments of the log, and given-up maps that live on while reads use them."""
 
 import logging
 import os
@@ -11,11 +11,11 @@ from mqmesh.storage.log.segments import Segment
 log = logging.getLogger(__name__)
 
 MOST_MAPPED: Final = 16
-"""Segments mapped at once; a map costs a descriptor, and the tables of the pages it was read in."""
+"""Segments mapped at once; each map costs a descriptor, and page tables for its pages."""
 
 
 class LogMaps:
-    """Maps of segments; the one unused for longest goes when there are too many."""
+    """Maps of segments; the least recently used one is given up when there are too many."""
 
     def __init__(self, most: int = MOST_MAPPED) -> None:
         """Maps nothing yet.
@@ -39,7 +39,7 @@ class LogMaps:
 
     @property
     def held_bytes(self) -> int:
-        """Size of the maps that were given up and live on, since views of them are in use."""
+        """Size of the maps that were given up, but live on because views of them are in use."""
         return sum(one.size for one in self._living())
 
     @property
@@ -68,15 +68,15 @@ class LogMaps:
             self._left.append(mapped.leave())
 
     def check(self, written: Segment) -> None:
-        """Looks whether all mapped files are as they should be.
+        """Checks that the files of all maps are still there in full.
 
-        One that was cut is read by calls from now on, which raise for what is missing.
+        From now on calls read a segment that was cut, and raise for bytes that are missing.
 
         Args:
             written: The segment that the log ends in.
 
         Raises:
-            StorageError: This one was cut, or removed: nothing stored there would last.
+            StorageError: ``written`` was cut or removed: bytes stored in it would not last.
         """
         reason = _what_is_wrong(written)
         if reason is not None:

@@ -1,9 +1,9 @@
 """Pages ahead of the end of the log, brought in before they are written.
 
 A store into a page that is not in memory waits for the kernel, and holds the interpreter's lock
-meanwhile. So a thread brings them in, a window ahead of the end. The window doubles whenever the
-log has caught up with it, up to its limit, and is given back when nothing was stored for a while.
-Without a ready page a write goes by a call instead; both may be mixed as one likes.
+meanwhile. So a thread brings pages in, a window ahead of the end. The window doubles, up to its
+limit, whenever the log has caught up with it. It is given back when nothing was stored for a while.
+Without a ready page a write is a call instead; both ways may be mixed freely.
 """
 
 import logging
@@ -18,10 +18,10 @@ from mqmesh.units import KIB
 log = logging.getLogger(__name__)
 
 SMALLEST_BYTES: Final = 256 * KIB
-"""The window begins with so much."""
+"""First size of the window."""
 STEP_BYTES: Final = 256 * KIB
-"""Brought in by one call: a fraction of a millisecond, or some on hosts that hand out memory
-slowly."""
+"""Bytes brought in by one call: it takes a fraction of a millisecond, or some milliseconds on hosts
+that hand out memory slowly."""
 
 
 class _Stretch:
@@ -29,8 +29,8 @@ class _Stretch:
 
     Attributes:
         mapped: The file.
-        ready: File position up to which pages are there. Written by the thread.
-        target: Up to which they are wanted.
+        ready: File position up to which pages are in memory. Only the thread writes it.
+        target: File position up to which pages are wanted.
     """
 
     __slots__ = ("mapped", "ready", "target")
@@ -45,14 +45,14 @@ class PageWindow:
     """The window, and the thread that moves it; there is no thread before it is needed.
 
     Attributes:
-        size: Of the window, in bytes.
+        size: Size of the window, in bytes.
     """
 
     def __init__(self, most_bytes: int) -> None:
         """Begins without a file.
 
         Args:
-            most_bytes: How far the window may grow; 0 for no window at all.
+            most_bytes: Limit of the window's size; 0 for no window at all.
         """
         self._most = most_bytes
         self.size = min(SMALLEST_BYTES, most_bytes)
@@ -70,13 +70,13 @@ class PageWindow:
 
         Args:
             mapped: The file that is written.
-            position: Of the first byte, in the file.
+            position: Position of the first byte, in the file.
             pieces: The buffers, one behind the other.
-            end: Where they end.
-            stop: Where the room for more ends in the file.
+            end: Position behind the last byte.
+            stop: Position up to which the file has room for more.
 
         Returns:
-            False where their pages are not ready, and nothing was done.
+            False if their pages were not ready; then nothing was written.
         """
         stretch = self._stretch
         if stretch is None or stretch.mapped is not mapped or end > stretch.ready:
@@ -87,12 +87,12 @@ class PageWindow:
         return True
 
     def follow(self, mapped: MappedFile, position: int, stop: int) -> None:
-        """Has pages brought in behind the end of what is written, if less than half are ready.
+        """Brings pages in behind the written bytes, in the thread, if less than half are ready.
 
         Args:
             mapped: The file that is written.
-            position: Where what is written ends in it.
-            stop: Where the room for more ends in it; nothing behind is touched.
+            position: End of the written bytes, in the file.
+            stop: Position up to which the file has room for more; nothing behind it is touched.
         """
         size = self.size
         if not size:
@@ -103,7 +103,7 @@ class PageWindow:
         elif stretch.target - position > size // 2 or stretch.target >= stop:
             return
         elif stretch.ready <= position < stretch.target:
-            # Caught up with while the thread was at it: it must begin sooner.
+            # The log has caught up with the thread while it worked: it must begin sooner.
             self.size = size = min(2 * size, self._most)
         if stretch.ready < position:
             stretch.ready = position
@@ -111,7 +111,7 @@ class PageWindow:
         self._bring_in(stretch)
 
     def give_back(self) -> None:
-        """Lets go of the pages, since nothing is written for now."""
+        """Releases the pages, since nothing is written for now."""
         stretch, self._stretch = self._stretch, None
         self.size = min(SMALLEST_BYTES, self._most)
         if stretch is None:

@@ -1,8 +1,8 @@
 """Stretches of the log as they are: read from one store's log, and added to another's.
 
-A chunk is whole records, and whole groups of them unless it is for a repair, of one segment and
-one epoch. Its receiver checks every record of it before writing the bytes, so the log of a replica
-is byte for byte that of its leader. Pure.
+A chunk consists of whole records of one segment and one epoch. It holds whole groups of them,
+unless it is for a repair. Its receiver checks every record before it writes the bytes, so the log
+of a replica is byte for byte that of its leader. Pure.
 """
 
 from mqmesh.batch.payload import Buffer
@@ -32,14 +32,14 @@ def chunk_of(
 
     Args:
         data: The bytes.
-        start: Commit-log offset of the first one.
-        segment_end: Where its segment ends.
-        check: Of the log; the first record must have its mark, of the others places and sizes are
-            looked at, since the receiver of the chunk checks them.
+        start: Commit-log offset of the first byte.
+        segment_end: Commit-log offset at which its segment ends.
+        check: Check of the log. The first record must have its mark. Of the others only places and
+            sizes are compared, since the receiver of the chunk checks them.
         whole_groups: False for a chunk that may end inside of a group.
 
     Returns:
-        The chunk, or how many bytes its first record, or group, has if these are fewer.
+        The chunk, or the size of its first record, or group, if ``data`` has fewer bytes.
 
     Raises:
         CorruptRecord: No record of the log begins at ``start``, or one of them is damaged.
@@ -90,18 +90,18 @@ def records_of(
     """Checks every record of a chunk.
 
     Args:
-        chunk: From whomever.
-        check: Of the log that they shall be added to.
-        epoch: Of the newest record there, 0 if that is not known.
+        chunk: A chunk from any source.
+        check: Check of the log to which the records are added.
+        epoch: Epoch of the newest record there, 0 if that is not known.
         whole_groups: False for a chunk that may end inside of a group.
 
     Returns:
         The records; their bytes are those of the chunk.
 
     Raises:
-        CorruptRecord: One is not good, of a group some are missing, or the chunk is not what it
-            says.
-        StorageError: One is of a version or kind that this program does not know.
+        CorruptRecord: A record is not good, a group is not whole, or the chunk's fields do not fit
+            its records.
+        StorageError: A record is of a version or kind that this program does not know.
     """
     view = memoryview(chunk.data)
     records: list[Record] = []

@@ -1,13 +1,13 @@
 """Checks of a log record: the proof that bytes are one.
 
-A record counts only if it has the check that the store's key makes, its own
-commit-log offset is where it stands, its store id is this store's, its epoch is
-that of the record before or somewhat later, and its checksums are right. So
-neither zeros, nor what an earlier use of the disk left behind, nor a batch
-inside of a message's body, whatever its sender knew, is taken for a record.
+A record counts only if all of this is true: it has the check that the store's key makes, its own
+commit-log offset is its place in the log, its store id is this store's, its epoch is that of the
+record before or somewhat later, and its checksums are right. So neither zeros, nor leftovers of an
+earlier use of the disk, nor a batch inside of a message's body, whatever its sender knew, are taken
+for a record.
 
-Every reader of the log has its bytes checked here: recovery, repair, look-ups by offset, the
-index, the tools, and a replica that is given them. Pure.
+Every reader of the log checks bytes here: recovery, repair, look-ups by offset, the index, the
+tools, and a replica that receives them. Pure.
 """
 
 import struct
@@ -42,9 +42,9 @@ from mqmesh.storage.log.control_record import (
 from mqmesh.storage.log.store_key import StoreKey
 
 MOST_EPOCHS_AT_ONCE: Final = 1 << 24
-"""By so much a record's epoch may exceed that of the one before; every failed write takes one."""
+"""Limit of the difference between the epochs of two neighbours; every failed write takes one."""
 MARK_SIZE: Final = 8
-"""Magic and checksum of a record: enough to know it again."""
+"""Bytes of a record's magic and checksum: enough to recognise the record."""
 OFFSET_POSITION: Final = 8
 """Position of a record's own commit-log offset, in batches and control records."""
 
@@ -59,12 +59,12 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     """A good record of the log; exactly one of ``batch`` and ``marker`` is there.
 
     Attributes:
-        start: Its commit-log offset.
-        end: Of the next record, which may stand in the next segment.
-        epoch: Its epoch.
+        start: Commit-log offset of the record.
+        end: Commit-log offset of the next record, which may be in the next segment.
+        epoch: Epoch of the record.
         batch: Header of a batch.
         marker: A marker.
-        data: All its bytes; good as long as those are that it was read from.
+        data: All bytes of the record; valid as long as the bytes that it was read from.
     """
 
     start: int
@@ -76,7 +76,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
 
 class RecordGroup:
-    """A group of records, read one by one: they count when all of them are there.
+    """A group of records, read one by one: they count when all of them were read.
 
     Attributes:
         records: Its marker, and the batches that were read.
@@ -120,13 +120,13 @@ def record_size(head: Buffer) -> int:
     """Return the size of the record that some bytes begin with, as far as they show it.
 
     Args:
-        head: Its first bytes; ``HEADER_SIZE`` of them are enough.
+        head: First bytes of the record; ``HEADER_SIZE`` of them are enough.
 
     Returns:
-        Bytes; of too few bytes, how many are needed to know more.
+        Size in bytes; for too few bytes, the number that is needed to know more.
 
     Raises:
-        CorruptRecord: They do not begin a record.
+        CorruptRecord: The bytes do not begin a record.
     """
     magic = bytes(head[:4])
     if magic == MAGIC:
@@ -152,15 +152,15 @@ class RecordCheck:
     """Check that accepts records of one log and nothing else.
 
     Attributes:
-        store_id: That records must have; None until the first record has set it.
+        store_id: Store id that records must have; None until the first record has set it.
     """
 
     def __init__(self, key: StoreKey, store_id: int | None) -> None:
-        """Takes what records are known by.
+        """Takes the key and the store id that records must fit.
 
         Args:
-            key: Of the store.
-            store_id: That records must have; None takes that of the first one checked.
+            key: Key of the store.
+            store_id: Store id that records must have; None takes that of the first one checked.
         """
         self._key = key
         self.store_id = store_id
@@ -169,15 +169,15 @@ class RecordCheck:
         """Checks the bytes of a record.
 
         Args:
-            view: Them, ``record_size`` of them.
-            start: Commit-log offset where they stand.
-            epoch: Of the record before, 0 if that is not known; a lower one is none, nor is one
-                that is higher by more than ``MOST_EPOCHS_AT_ONCE``.
-            segment_end: Where their segment ends.
+            view: Bytes of the record, ``record_size`` of them.
+            start: Commit-log offset of the first byte.
+            epoch: Epoch of the record before, 0 if that is not known. A record with a lower epoch
+                is not good, nor is one that exceeds it by more than ``MOST_EPOCHS_AT_ONCE``.
+            segment_end: Commit-log offset at which the segment ends.
 
         Raises:
-            CorruptRecord: They are no good record.
-            StorageError: A good one of a version or kind that this program does not know.
+            CorruptRecord: The bytes are no good record.
+            StorageError: The record is good, but this program does not know its version or kind.
         """
         if bytes(view[:4]) == MAGIC:
             header = self.batch(view, start)
@@ -203,7 +203,7 @@ class RecordCheck:
         return header
 
     def head(self, head: bytes, start: int, *, epoch: int) -> BatchHeader:
-        """Checks the header of a batch, and nothing behind it; as for ``record`` otherwise."""
+        """Checks only the header of a batch; arguments and errors else as for ``record``."""
         try:
             header = read_header(head)
         except CorruptBatch as error:
@@ -217,23 +217,23 @@ class RecordCheck:
         return header
 
     def ours(self, head: Buffer) -> None:
-        """Checks that a batch has the store's check; it is cheap, and comes first, since a
-        body may be full of what looks like records.
+        """Checks that a batch has the store's check. This is cheap, and comes first, since a body
+        may be full of bytes that look like records.
 
         Args:
-            head: Its first bytes, or all of it.
+            head: First bytes of the batch, or all of it.
 
         Raises:
-            CorruptRecord: It does not.
+            CorruptRecord: The batch does not have it.
         """
         if len(head) < HEADER_SIZE or not bears_check(head, self._key.batch_check):
             raise CorruptRecord(NOT_OURS)
 
     def epoch(self, epoch: int, before: int) -> None:
-        """Compares the epochs of two neighbours; 0 of the first for one that is not known.
+        """Compares the epochs of two neighbours; ``before`` is 0 if it is not known.
 
         Raises:
-            CorruptRecord: One does not follow the other.
+            CorruptRecord: ``epoch`` cannot follow ``before``.
         """
         if epoch < before or (before and epoch > before + MOST_EPOCHS_AT_ONCE):
             raise CorruptRecord(f"epoch {epoch} after epoch {before}")
@@ -248,7 +248,7 @@ class RecordCheck:
 
 
 def _refuse_newer(data: Buffer, start: int) -> None:
-    """Refuse a batch of a later version: it is good, so never cut it, never skip it."""
+    """Refuse a batch of a later version: it is good, so it is never cut and never skipped."""
     view = memoryview(data)
     version = view[_VERSION_POSITION]
     if version == VERSION:

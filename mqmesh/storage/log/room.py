@@ -1,12 +1,12 @@
-"""Room on the disk for the log, taken before anything is written there.
+"""Room on the disk for the log, allocated before anything is written there.
 
-The file of a segment has its full size from the beginning, but no blocks: a log in which
-little is stands for little. Blocks are taken ahead of the log's end, as many as the log
-holds bytes already, but at least ``allocate_ahead_bytes``, at most a segment, and never more
-than a quarter of the room that is left. A record is placed only where its blocks are
-there, so no write and no store into a map ever meets a disk without room.
+The file of a segment has its full size from the beginning, but no blocks: a log with few bytes
+takes little of the disk. Blocks are allocated ahead of the log's end, as many bytes as the log
+holds already, but at least ``allocate_ahead_bytes``, at most a segment, and never more than a
+quarter of the room that is left. A record is placed only where its blocks are allocated, so no
+write and no store into a map ever meets a disk without room.
 
-Not thread-safe: helper threads only take blocks, and the log's thread notes that they did.
+Not thread-safe: helper threads only allocate blocks, and the log's thread notes that they did.
 """
 
 import errno
@@ -26,14 +26,14 @@ from mqmesh.storage.log.segments import Segment
 log = logging.getLogger(__name__)
 
 PART_OF_ROOM: Final = 4
-"""Divisor of the room that is left: no more than one part in so many is taken ahead."""
+"""Divisor of the room that is left: at most this part of it is allocated ahead."""
 
 
 class LogRoom:
     """Takes blocks for the segments of one log.
 
     Attributes:
-        refusal: Why no room could be taken when last it was tried; None if it could.
+        refusal: Reason why the last attempt to allocate room failed; None if it succeeded.
     """
 
     def __init__(
@@ -48,11 +48,11 @@ class LogRoom:
         """Takes nothing yet.
 
         Args:
-            directory: Of the segments.
-            ahead_bytes: What is taken at least at a time.
+            directory: Directory of the segments.
+            ahead_bytes: Smallest number of bytes to allocate at a time.
             keep_free_bytes: Room that stays on the disk for everything else.
-            chores: Thread that takes blocks nobody waits for.
-            space_of: Looks at the disk.
+            chores: Thread that allocates blocks for which no writer waits.
+            space_of: Measures the free space of the disk.
         """
         self.refusal: str | None = None
         self._directory = directory
@@ -66,21 +66,21 @@ class LogRoom:
         """Return the number of bytes to allocate ahead of the log's end.
 
         Args:
-            held_bytes: What the log holds.
-            segment_size: Of a new segment.
+            held_bytes: Bytes that the log holds.
+            segment_size: Size of a new segment.
         """
         return min(max(held_bytes, self._ahead_bytes), segment_size)
 
     def take(self, segment: Segment, needed: int) -> None:
-        """Takes blocks of a segment, waiting for them: what is needed, and better a step more.
+        """Allocates blocks of a segment and waits: the needed ones, and a step more if possible.
 
         Args:
-            segment: The segment that needs it.
-            needed: Through this commit-log offset, up to the segment's end.
+            segment: The segment that needs them.
+            needed: Commit-log offset up to which blocks are needed, at most the segment's end.
 
         Raises:
-            DiskFull: There are not as many as are needed.
-            StorageError: The system refuses otherwise.
+            DiskFull: The disk has fewer free blocks than are needed.
+            StorageError: The system reports another error.
         """
         assert needed <= segment.end
         start = segment.allocated_through
@@ -107,11 +107,11 @@ class LogRoom:
         self._note(segment, through)
 
     def ask(self, segment: Segment, wanted: int) -> None:
-        """Has a helper thread take blocks of a segment, as many as fit; returns at once.
+        """Makes a helper thread allocate blocks of a segment, as many as fit; returns at once.
 
         Args:
-            segment: The segment to take blocks for.
-            wanted: Through this commit-log offset.
+            segment: The segment that gets the blocks.
+            wanted: Commit-log offset up to which blocks are wanted.
         """
         if self._requested is not None:
             return
@@ -119,25 +119,25 @@ class LogRoom:
         try:
             through = self._through(segment, wanted, least=start)
         except OSError:
-            return  # A writer that needs the room will try, and gets the error.
+            return  # A writer that needs the room will try again, and gets the error.
         if through - start >= min(self._ahead_bytes, segment.end - start):
             future = self._chores.submit(partial(_allocate, segment, start, through))
             self._requested = segment, through, future
 
     def poll(self) -> None:
-        """Notes what the helper thread has taken meanwhile."""
+        """Notes the blocks that the helper thread has allocated meanwhile."""
         if self._requested is None or not self._requested[2].done():
             return
         segment, through, future = self._requested
         self._requested = None
-        # If not, a writer that needs the room will try, and gets the error.
+        # After a failure, a writer that needs the room will try again, and gets the error.
         if future.exception() is None:
             self._note(segment, through)
 
     def _through(self, segment: Segment, wanted: int, *, least: int) -> int:
         start = segment.allocated_through
         room = max(self._space_of(self._directory).available - self._keep_free_bytes, 0)
-        # Taken by an earlier run, it is there on a full disk, too.
+        # Blocks that an earlier run has allocated are there on a full disk, too.
         room += segment.spare_bytes
         if least - start > room:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -157,7 +157,7 @@ class LogRoom:
 
 
 def _allocate(segment: Segment, start: int, through: int) -> None:
-    # By a descriptor of its own: the segment's may be closed meanwhile.
+    # It uses a descriptor of its own: the segment's may be closed meanwhile.
     fd = os.open(segment.path, os.O_RDWR)
     try:
         os.posix_fallocate(fd, start - segment.start, through - start)

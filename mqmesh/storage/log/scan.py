@@ -1,6 +1,6 @@
 """Reads the log record by record and checks everything: for recovery, repair, verification.
 
-What makes a record one stands in ``record.py``.
+``record.py`` defines the checks of a record.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from mqmesh.units import MAX_OFFSET, MIB
 
 WINDOW_BYTES: Final = 1 * MIB
 EVERYTHING: Final = MAX_OFFSET // 2
-"""Behind the end of any log."""
+"""An offset behind the end of any log."""
 _ZEROS: Final = bytes(WINDOW_BYTES)
 
 
@@ -39,8 +39,8 @@ class Damaged(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         start: Commit-log offset of its first byte.
-        end: Where the log goes on.
-        reason: What is wrong.
+        end: Commit-log offset at which the log goes on.
+        reason: Reason why the bytes are not valid.
     """
 
     start: int
@@ -49,7 +49,7 @@ class Damaged(msgspec.Struct, frozen=True, gc=False):
 
 
 class LogScanner:
-    """Reads records through a window of its own. Only looks, never writes."""
+    """Reads records through a window of its own. It never writes."""
 
     def __init__(
         self,
@@ -63,8 +63,8 @@ class LogScanner:
 
         Args:
             segments: Files of the log.
-            key: Of the store.
-            store_id: That records must have; None takes that of the first record read.
+            key: Key of the store.
+            store_id: Store id that records must have; None takes that of the first record read.
             on_piece: Called with the start of each of the ``pieces``; may raise to end the search.
         """
         self._on_piece = on_piece
@@ -82,7 +82,7 @@ class LogScanner:
         return self._check.store_id
 
     def close(self) -> None:
-        """Closes the file it read last."""
+        """Closes the file that was read last."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -93,14 +93,14 @@ class LogScanner:
         """Read the record at an offset.
 
         Args:
-            commitlog_offset: Where it begins.
-            epoch: Of the record before, 0 if that is not known; a lower one is none, nor is one
-                that is higher by more than ``MOST_EPOCHS_AT_ONCE``.
+            commitlog_offset: Start of the record.
+            epoch: Epoch of the record before, 0 if that is not known. A record with a lower epoch
+                is not good, nor is one that exceeds it by more than ``MOST_EPOCHS_AT_ONCE``.
 
         Raises:
             CorruptRecord: No good record begins there.
-            StorageError: It is of a version that this program does not know, or the disk
-                refuses to read.
+            StorageError: The record is of a version that this program does not know, or the disk
+                reports an error.
         """
         segment = self._segments.find(commitlog_offset)
         if segment is None:
@@ -121,20 +121,20 @@ class LogScanner:
         stop: int = EVERYTHING,
         is_lost: Callable[[int], bool] = lambda start: False,
     ) -> Iterator[Record | Damaged]:
-        """Yield the records of a stretch, one behind the other, and what is damaged between them.
+        """Yield the records of a stretch, in order, and the damaged ranges between them.
 
-        Those of a group come when all of them were read. A group that is not whole ends the walk at
-        its marker, unless the log goes on behind the group: then its bad record is damaged, or all
-        of it.
+        Records of a group are yielded when all of them were read. A group that is not whole ends
+        the walk at its marker, unless the log goes on behind the group: then its bad record is
+        reported as damaged, or the whole group.
 
         Args:
-            start: Where the first one begins.
+            start: Start of the first record.
             epoch: As for ``read``.
-            beyond: Where the log goes on behind a bad record, of which it gets the offset and the
-                epoch of the one before; None ends the walk.
+            beyond: Finds where the log goes on behind a bad record. It gets the offset of that
+                record and the epoch of the one before; None ends the walk.
             stop: Records that begin at this commit-log offset or behind are not yielded.
-            is_lost: Judges a group that is not whole, and behind which the log goes on, by where it
-                begins: True if what is left of it does not count either.
+            is_lost: Judges, by its start, a group that is not whole and behind which the log goes
+                on: True if the rest of the group does not count either.
 
         Raises:
             StorageError: As for ``read``.
@@ -178,12 +178,12 @@ class LogScanner:
         """Find the first good record behind a bad one.
 
         Args:
-            start: Where the bad one begins.
-            stop: Look for records that begin before this.
+            start: Start of the bad record.
+            stop: Commit-log offset before which the good record must begin.
             epoch: As for ``read``.
 
         Returns:
-            Its commit-log offset, None if there is none.
+            Commit-log offset of the good record, None if there is none.
         """
         for piece_start, piece in self.pieces(start + 1, stop):
             found = self._first_good(piece_start, piece, stop, epoch)
@@ -200,7 +200,7 @@ class LogScanner:
                 place = piece.find(magic, place + 1)
         for place in sorted(places):
             offset = piece_start + place
-            # Before the costly checks: does it at least claim to stand here?
+            # Before the costly checks: does the record at least claim to be at this place?
             claim = piece[place + OFFSET_POSITION : place + OFFSET_POSITION + 8]
             if offset >= stop or int.from_bytes(claim, "little") != offset:
                 continue
@@ -212,9 +212,9 @@ class LogScanner:
         return None
 
     def pieces(self, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
-        """Yield data of the files between two offsets, but for holes that were never written.
+        """Yield data of the files between two offsets, without holes that were never written.
 
-        Pieces of one stretch overlap by the bytes that a record's magic and offset take.
+        Pieces of one stretch overlap by the bytes of a record's magic and offset.
         """
         overlap = OFFSET_POSITION + 8
         for segment in list(self._segments):
@@ -226,7 +226,8 @@ class LogScanner:
             except OSError:
                 continue
             try:
-                # All of them before the first is read: reading ahead makes data of holes.
+                # All ranges are listed before the first is read: reading ahead turns holes into
+                # data.
                 ranges = list(data_ranges(fd, low - segment.start, high - segment.start))
                 for position, range_end in ranges:
                     while position < range_end:
@@ -263,7 +264,7 @@ class LogScanner:
         return self._window[low : low + size]
 
     def _look(self, segment: Segment, start: int, size: int) -> None:
-        """Moves the window: a view of the map, or where that is not to be had, a copy."""
+        """Moves the window: a view of the map, or a copy where no view can be made."""
         position = start - segment.start
         window = None if self._mapped is None else self._mapped.view(position, size)
         if window is None:
@@ -301,12 +302,12 @@ def _before(stop: int, records: list[Record]) -> Iterator[Record]:
 
 
 def data_ranges(fd: int, start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Parts of a file that may hold something else than zeros that were never written.
+    """Parts of a file that may hold other bytes than zeros that were never written.
 
     Args:
-        fd: Open for reading.
-        start: Position in the file to begin at.
-        stop: Position to end at; the parts end with the file.
+        fd: Descriptor, open for reading.
+        start: First position in the file.
+        stop: Position behind the last; the parts end with the file.
 
     Returns:
         Pairs of positions, ascending.

@@ -1,9 +1,9 @@
 """The files of the commit log: found by offset, of their full size from the beginning.
 
-A segment's name is the commit-log offset of its first byte, 20 digits. All have
-the size that was configured when they were made, so sync needs no change of it, and a
-map can cover a whole file. A file takes its name only after its size is synced.
-Blocks of the disk are taken later, see ``room.py``; a file is written only where it has them.
+A segment's name is the commit-log offset of its first byte, 20 digits. Every file has the size that
+was configured when it was made, so a sync never changes the size, and a map can cover a whole file.
+A file takes its name only after its size is synced. Its blocks on the disk are allocated later, see
+``room.py``; a file is written only where it has blocks.
 """
 
 import os
@@ -32,12 +32,12 @@ class Segment:
 
     Attributes:
         start: Commit-log offset of its first byte.
-        size: In bytes, as it was made; the file may have been cut since.
+        size: Original size in bytes; the file may have been cut since.
         end: Commit-log offset behind its last byte.
-        path: Its file.
-        fd: Open for writing, else -1. Owned by the commit log.
-        allocated_through: Before this commit-log offset, and behind what was there when the
-            file was opened, it may be written: its blocks are taken from the disk.
+        path: File of the segment.
+        fd: Descriptor for writing, else -1. Owned by the commit log.
+        allocated_through: Commit-log offset up to which blocks are allocated. The file may be
+            written from its end at opening up to here.
     """
 
     __slots__ = ("_block_bytes", "allocated_through", "end", "fd", "path", "size", "start")
@@ -51,7 +51,7 @@ class Segment:
         self._block_bytes = block_bytes
 
     def resize(self, size: int) -> None:
-        """Note that it was made with another size than its file has."""
+        """Note that the segment was made with another size than its file has."""
         self.size, self.end = size, self.start + size
 
     @property
@@ -61,26 +61,26 @@ class Segment:
 
     @property
     def spare_bytes(self) -> int:
-        """Part of ``disk_bytes`` that seems to be taken behind ``allocated_through``."""
+        """Part of ``disk_bytes`` that seems to be allocated behind ``allocated_through``."""
         return self.disk_bytes - (self.allocated_through - self.start)
 
     def note_blocks(self, found: os.stat_result) -> None:
-        """Notes what the blocks of its file take, after another has taken its place.
+        """Notes the blocks of its file, after another file has taken its place.
 
         Args:
-            found: Of the file that is there now.
+            found: Status of the file that has the name now.
         """
         self._block_bytes = found.st_blocks * STAT_BLOCK_BYTES
 
 
 class SegmentList:
-    """Segments of a log, ascending. There may be holes where a file was lost."""
+    """Segments of a log, ascending. There may be gaps where a file was lost."""
 
     def __init__(self, segments: Iterable[Segment] = ()) -> None:
         """Takes the segments.
 
         Args:
-            segments: Of one log, in any order.
+            segments: Segments of one log, in any order.
         """
         self._take(segments)
 
@@ -96,12 +96,12 @@ class SegmentList:
 
     @property
     def first(self) -> Segment:
-        """The oldest; there is one."""
+        """The oldest segment; the list must not be empty."""
         return self._list[0]
 
     @property
     def last(self) -> Segment:
-        """The newest; there is one. It may be one prepared ahead."""
+        """The newest segment, possibly one prepared ahead; the list must not be empty."""
         return self._list[-1]
 
     @property
@@ -117,7 +117,7 @@ class SegmentList:
         return self._list[index]
 
     def after(self, commitlog_offset: int) -> Segment | None:
-        """Return the first segment that begins behind an offset, be it behind a hole, or None."""
+        """Return the first segment that begins behind an offset, also behind a gap, or None."""
         index = bisect_right(self._starts, commitlog_offset)
         return self._list[index] if index < len(self._list) else None
 
@@ -126,13 +126,13 @@ class FoundSegments(SegmentList):
     """Segments in a directory, for readers that may not write."""
 
     def __init__(self, directory: Path) -> None:
-        """Lists the files; a directory that is not there yet has none.
+        """Lists the files; a directory that does not exist yet has none.
 
         Args:
-            directory: The log's.
+            directory: Directory of the log.
 
         Raises:
-            StorageError: It cannot be read.
+            StorageError: The directory cannot be read.
         """
         super().__init__()
         self._directory = directory
@@ -162,12 +162,12 @@ class Segments(SegmentList):
         segment_size: int,
         chores: Chores,
     ) -> None:
-        """Lists the files; removes what a crash left unfinished.
+        """Lists the files; removes unfinished files of a crash.
 
         Args:
-            directory: Theirs; it exists.
-            segment_size: Of new segments.
-            chores: Thread that prepares the next one.
+            directory: Directory of the segments; it exists.
+            segment_size: Size of new segments.
+            chores: Thread that prepares the next segment.
         """
         for unfinished in directory.glob("*.new"):
             unfinished.unlink()
@@ -181,7 +181,7 @@ class Segments(SegmentList):
 
     @property
     def directory(self) -> Path:
-        """Theirs."""
+        """Directory of the segments."""
         return self._directory
 
     @property
@@ -190,17 +190,17 @@ class Segments(SegmentList):
         return self._segment_size
 
     def prepare(self, start: int) -> None:
-        """Has a helper thread make the segment that begins at an offset; returns at once."""
+        """Makes a helper thread create the segment that begins at an offset; returns at once."""
         if self._preparing is None and self.find(start) is None:
             self._preparing = self._chores.submit(partial(self._make, start))
 
     def take_up(self) -> None:
-        """Lists the segment that the helper thread has made, if it is there by now."""
+        """Adds the segment that the helper thread has made, if it is finished."""
         preparing = self._preparing
         if preparing is None or not preparing.done():
             return
         self._preparing = None
-        # If it could not be made, a writer that needs it will try, and gets the error.
+        # If it could not be made, a writer that needs it will try again, and gets the error.
         if preparing.exception() is None:
             self._insert(preparing.result())
 
@@ -208,8 +208,8 @@ class Segments(SegmentList):
         """Return the segment that begins at an offset, made if there is none.
 
         Raises:
-            DiskFull: Not even for its name.
-            StorageError: It cannot be made.
+            DiskFull: The disk has no room, not even for the file's name.
+            StorageError: The segment cannot be made.
         """
         found = self.find(start)
         if found is None:
@@ -231,7 +231,7 @@ class Segments(SegmentList):
         tail.
 
         Returns:
-            How many.
+            Number of removed segments.
         """
         keep = bisect_right(self._starts, commitlog_offset)
         gone = self._list[keep:]
@@ -247,7 +247,7 @@ class Segments(SegmentList):
         """Takes the oldest segments off the list; their files stay.
 
         Args:
-            count: How many; at least one must be left.
+            count: Number of segments; at least one must be left.
         """
         assert 0 < count < len(self._list)
         gone = self._list[:count]
@@ -256,7 +256,7 @@ class Segments(SegmentList):
         return gone
 
     def put_back(self, segments: Sequence[Segment]) -> None:
-        """Undoes ``take_first`` for the newest of those that it took."""
+        """Undoes ``take_first`` for the newest of the segments that it took."""
         self._list[:0] = segments
         self._starts[:0] = [segment.start for segment in segments]
 
@@ -273,13 +273,13 @@ def make_segment(directory: Path, start: int, size: int) -> Segment:
     """Makes the file of a segment, durably.
 
     Args:
-        directory: The log's.
+        directory: Directory of the log.
         start: Commit-log offset of its first byte.
-        size: In bytes.
+        size: Size in bytes.
 
     Raises:
-        DiskFull: Not even for its name.
-        StorageError: It cannot be made.
+        DiskFull: The disk has no room, not even for the file's name.
+        StorageError: The file cannot be made.
     """
     path = directory / f"{start:020d}"
     new = path.with_name(path.name + ".new")
@@ -303,11 +303,11 @@ def list_segments(directory: Path) -> list[Segment]:
     """List the segments in a directory, ascending.
 
     Args:
-        directory: The log's.
+        directory: Directory of the log.
 
     Raises:
-        FileNotFoundError: It is not there.
-        OSError: It cannot be read.
+        FileNotFoundError: The directory does not exist.
+        OSError: The directory cannot be read.
     """
     found = []
     for name in sorted(filter(_NAME.fullmatch, os.listdir(directory))):
@@ -315,7 +315,7 @@ def list_segments(directory: Path) -> list[Segment]:
         try:
             file = path.stat()
         except FileNotFoundError:
-            continue  # it went while we looked
+            continue  # the file was removed after it was listed
         block_bytes = file.st_blocks * STAT_BLOCK_BYTES
         found.append(Segment(int(name), file.st_size, str(path), block_bytes))
     for segment, follower in pairwise(found):

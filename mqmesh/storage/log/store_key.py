@@ -1,13 +1,14 @@
-"""The key of a store: by it a record of the log proves that this store wrote it, where it stands.
+"""The key of a store: with it a log record proves that this store wrote it at its place.
 
-Everything else in a record can be known to clients: they see offsets, the epoch and the store's
-id in what they pull, so the body of a message can hold bytes that look like a record in the right
-place. The check that the key makes they cannot know of a place where no record was. It covers the
-place, the epoch and the checksum of the rest, so one that was seen is good for nothing else.
+Clients can know everything else in a record: they see offsets, the epoch and the store's id in the
+batches that they pull, so the body of a message can hold bytes that look like a record in the right
+place. They cannot know the check that the key makes for a place without a record. The check covers
+the place, the epoch and the checksum of the rest, so a check that a client has seen is useless
+anywhere else.
 
-The key is made with the store, leaves its directory for replicas only, which share it, and is kept
-in two files, ``store-key`` and ``store-key.copy``, readable by their owner only. Layout, little
-endian (the same table stands in ``docs/storage-format.md``):
+The key is made with the store. It leaves its directory only for replicas, which share it. It is
+kept in two files, ``store-key`` and ``store-key.copy``, readable by their owner only. Layout,
+little endian (the same table stands in ``docs/storage-format.md``):
 
 ======== ===== ===== =========================================================
 position bytes type  meaning
@@ -41,7 +42,7 @@ _LAYOUT = struct.Struct(f"<4sI{KEY_SIZE}s")
 
 
 class StoreKey:
-    """Makes keyed checks: BLAKE2b with a key, and a purpose each for batches and markers."""
+    """Makes keyed checks: BLAKE2b with a key, and one purpose for batches and one for markers."""
 
     __slots__ = ("_batches", "_markers", "_secret")
 
@@ -49,11 +50,11 @@ class StoreKey:
         """Takes a key.
 
         Args:
-            secret: ``KEY_SIZE`` random bytes.
+            secret: Key of ``KEY_SIZE`` random bytes.
         """
         assert len(secret) == KEY_SIZE
         self._secret = secret
-        # Begun once and copied: that is a third cheaper than to begin anew.
+        # The hashes are begun once and copied: that is a third cheaper than to begin anew.
         self._batches = _keyed(secret, b"mqmesh batch")
         self._markers = _keyed(secret, b"mqmesh marker")
 
@@ -63,28 +64,28 @@ class StoreKey:
         return cls(os.urandom(KEY_SIZE))
 
     def batch_check(self, fields: bytes) -> bytes:
-        """Return the check of a batch, over ``mqmesh.batch.store_check``'s fields."""
+        """Return the check of a batch, over the fields of ``mqmesh.batch.store_check``."""
         state = self._batches.copy()
         state.update(fields)
         return state.digest()
 
     def marker_check(self, fields: bytes) -> bytes:
-        """Return the check of a control record, as ``encode_control_record`` wants it."""
+        """Return the check of a control record, for ``encode_control_record``."""
         state = self._markers.copy()
         state.update(fields)
         return state.digest()
 
     def proof(self) -> bytes:
-        """Returns a proof, 8 bytes, that its owner has the key; the key does not follow from it."""
+        """Returns a proof, 8 bytes, that its owner has the key; it does not reveal the key."""
         return _keyed(self._secret, b"mqmesh proof").digest()
 
     @property
     def secret(self) -> bytes:
-        """``KEY_SIZE`` bytes, for a replica: their owner can forge records."""
+        """The key, ``KEY_SIZE`` bytes, for a replica: its owner can forge records."""
         return self._secret
 
     def encode(self) -> bytes:
-        """Encode the bytes of its file."""
+        """Encode the content of a key file."""
         return _LAYOUT.pack(MAGIC, crc32(self._secret), self._secret)
 
 
@@ -92,7 +93,7 @@ def open_store_key(directory: Path, *, is_new: bool) -> StoreKey:
     """Read the key of a store that is being opened; remake a lost copy from the other one.
 
     Args:
-        directory: The store's.
+        directory: Directory of the store.
         is_new: The store has no log, so it may be given a key.
 
     Raises:
@@ -112,7 +113,7 @@ def read_store_key(directory: Path) -> StoreKey:
     """Read the key of a store; changes nothing.
 
     Args:
-        directory: The store's.
+        directory: Directory of the store.
 
     Raises:
         StorageError: Both files are lost, or they differ; or they cannot be read.
@@ -121,14 +122,14 @@ def read_store_key(directory: Path) -> StoreKey:
 
 
 def save_store_key(directory: Path, key: StoreKey) -> None:
-    """Gives a store that is being made its key.
+    """Writes the key of a store that is being made.
 
     Args:
-        directory: The store's.
+        directory: Directory of the store.
         key: The key.
 
     Raises:
-        StorageError: It cannot be written.
+        StorageError: The files cannot be written.
     """
     for name in NAMES:
         _write(directory / name, key.encode())

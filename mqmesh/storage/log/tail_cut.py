@@ -1,9 +1,10 @@
 """Cut of a log's end, durable: a cut that was begun is finished after a crash.
 
-First it is noted where the log is to end, then what stands behind is zeroed and synced, then,
-when all that was derived from it is gone, too, the note is taken back. A start that finds a note
-does the rest. So what was cut never comes back, and no record need mention it: replicas of a log
-stay byte for byte the same. Layout of the note, ``log-cut``, little endian:
+A cut has three steps. First a note says where the log is to end. Then the bytes behind are zeroed
+and synced. When everything derived from these bytes is removed, too, the note is taken back. A
+start that finds a note completes the cut. So cut bytes never come back, and no record need mention
+the cut: replicas of a log stay byte for byte the same. Layout of the note, ``log-cut``, little
+endian:
 
 ======== ===== ===== =========================================================
 position bytes type  meaning
@@ -13,8 +14,8 @@ position bytes type  meaning
 8        8     u64   end_offset: commit-log offset; 2**64 - 1 while no cut is going on
 ======== ===== ===== =========================================================
 
-It is written in place, with one write that no sector border divides, so it needs no room on a full
-disk.
+The note is written in place, with one write that no sector border divides, so it needs no room on a
+full disk.
 """
 
 import logging
@@ -36,13 +37,13 @@ MAGIC: Final = b"MQT1"
 NAME: Final = "log-cut"
 NO_CUT: Final = 2**64 - 1
 PIECE_BYTES: Final = 1 * MIB
-"""Zeroed at once."""
+"""Bytes zeroed by one call."""
 
 _LAYOUT = struct.Struct("<4sIQ")
 
 
 class TailCut:
-    """The cut of a log's end that is going on, if one is.
+    """The cut of a log's end that is going on, if any.
 
     Attributes:
         end_offset: Where the log is to end; None while no cut is going on.
@@ -52,11 +53,11 @@ class TailCut:
         """Reads the note; makes it if there is none.
 
         Args:
-            path: Its file; its directory is synced by its maker.
+            path: File of the note; the maker of the store syncs its directory.
             segments: Files of the log.
 
         Raises:
-            StorageError: It cannot be read, or made.
+            StorageError: The note cannot be read, or made.
         """
         self._path = path
         self._segments = segments
@@ -70,7 +71,7 @@ class TailCut:
             raise storage_error(error, f"{path} cannot be read") from error
         found = _decode(data)
         if found is None:
-            # An empty one is of a store that was killed while it was made.
+            # An empty file is left by a process that was killed while it made the store.
             if data:
                 log.error("%s is damaged; a cut that was going on stays undone", path)
             self._note(NO_CUT)
@@ -78,23 +79,23 @@ class TailCut:
             self.end_offset = found
 
     def begin(self, end_offset: int) -> None:
-        """Notes where the log is to end; from now on the cut is done, in this life or the next.
+        """Notes where the log is to end; from then on the cut is done, in this life or the next.
 
         Raises:
-            StorageError: It cannot be noted.
+            StorageError: The note cannot be written.
         """
         self._note(end_offset)
         self.end_offset = end_offset
 
     def clear(self) -> None:
-        """Zeroes what the log has behind its new end, durably. Nobody may write there.
+        """Zeroes the bytes of the log behind its new end, durably. No other part may write there.
 
         Raises:
-            StorageError: The disk refuses; may be tried again.
+            StorageError: The disk reports an error; may be tried again.
         """
         end = self.end_offset
         assert end is not None
-        # The last files first: what is left must not have a hole.
+        # The last files first: the remaining log must not have a hole.
         self._segments.remove_behind(end)
         segment = self._segments.find(end)
         if segment is not None:
@@ -104,10 +105,10 @@ class TailCut:
                 raise storage_error(error, f"the end of {segment.path} cannot be cut") from error
 
     def finish(self) -> None:
-        """Takes the note back: nothing of what was cut is left, here or in what was derived.
+        """Takes the note back: no cut byte is left, here or in anything derived from the log.
 
         Raises:
-            StorageError: It cannot be noted.
+            StorageError: The note cannot be written.
         """
         self._note(NO_CUT)
         self.end_offset = None
@@ -139,10 +140,10 @@ def read_log_cut(path: Path) -> int | None:
     """Return where the log is being cut; None if it is not, or not known. Changes nothing.
 
     Args:
-        path: The note.
+        path: File of the note.
 
     Raises:
-        OSError: It cannot be read.
+        OSError: The note cannot be read.
     """
     try:
         found = _decode(path.read_bytes())
