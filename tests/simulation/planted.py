@@ -283,6 +283,17 @@ def _frees_its_key(was):
     return nack
 
 
+def _takes_the_rest(was):
+    def nack(self, lease, first, bits, **how):
+        made = was(self, lease, first, bits, **how)
+        left = self.held(lease)
+        if left is not None:
+            self.give_back(lease, left.first, left.bits)
+        return made
+
+    return nack
+
+
 def _does_nothing(was):
     return lambda self, *given: None
 
@@ -321,6 +332,7 @@ KEY_BUGS: dict[str, Plant] = {
     "an order that a new master forgets": _method(DeliveryWindow, "begin_order", _no_keys),
     "a stale acknowledgement taken in order": _method(DeliveryWindow, "claim", _takes_stale),
     "a refusal that frees its key": _method(DeliveryWindow, "nack", _frees_its_key),
+    "a refusal that takes back other keys": _method(DeliveryWindow, "nack", _takes_the_rest),
     "a member that keeps what is behind its refusal": _method(
         DeliveryWindow, "hold_back", _does_nothing
     ),

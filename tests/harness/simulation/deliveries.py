@@ -7,7 +7,8 @@ D3   nobody gets, and nobody but the holder settles, what a member holds whose l
 D4   with order by key a message is leased only when all before it of its key are settled, or have
      the same lease, and settled only behind them, by the lease that has it; no member is given one
      behind one that it refused; and what may go out does not wait while a member waits
-D5   a message is handed out as often as its group allows, and attempts survive failovers
+D5   a message is handed out as often as its group allows; each time counts as an attempt, also
+     behind a failover, unless the member gave it back
 D6   members hold no more than the group may, and what a window counts is what it has
 ==== ==================================================================================
 
@@ -105,11 +106,13 @@ class DeliveryBooks(Books):
         self._given_up: dict[Place, int] = {}
         self._sent: dict[tuple[Place, int], Holder | None] = {}
         self._returned: Counter[Place] = Counter()
+        self._given_back: set[tuple[Place, int]] = set()
         self._holders: dict[str, dict[Place, Holder]] = {}
         self._lives: dict[str, BrokerFeatures] = {}
         self._pending: dict[str, list[tuple[int, dict[Place, HandedOut]]]] = {}
         self._safe: dict[Place, HandedOut] = {}
-        self._got: set[tuple[Place, int]] = set()
+        # Of each message the leases by which a caller got it, with the attempt of each.
+        self._got: dict[Place, dict[int, int]] = {}
         self._judged: dict[tuple[str, WindowKey], set[int]] = {}
         self._unexplained: dict[Place, None] = {}
         self._leaving: set[str] = set()
@@ -143,8 +146,6 @@ class DeliveryBooks(Books):
             and lease > holder.lease
             and lease >> 32 == holder.epoch
             and holder.until_ms >= self._now_ms()
-            # Else a consumer gave back by itself what its caller did not get.
-            and info.attempt > holder.attempt
             # That lease or a later one; it may have had several since the last look.
             and self._given_up.get(place, NOBODY) < holder.lease
             # What is behind a message that was given up is taken back.
@@ -153,31 +154,50 @@ class DeliveryBooks(Books):
             self._wrong(
                 "D3", f"{place} was delivered by lease {lease:x}, and {holder} had it still"
             )
-        safe = self._safe.get(place)
-        returned = self._returned[place]
-        # A consumer gives back what its caller did not ask for in time, and no attempt counts.
-        if safe is not None and lease > safe.last_lease and (place, safe.attempt) in self._got:
-            # With order by key brokers take back what is behind a refusal, and no attempt counts.
-            if info.attempt <= safe.attempt - returned - self.in_order:
-                self._wrong("D5", f"attempt {info.attempt} of {place} by lease {lease:x}: {safe}")
-        self._got.add((place, info.attempt))
-        if info.attempt > MAX_RETRIES + 1 + len(self.kills_ms) + returned:
+        for other, attempt in self._got.get(place, {}).items():
+            if info.attempt <= attempt and self._counts(place, other, attempt, lease, before):
+                self._wrong(
+                    "D5",
+                    f"attempt {info.attempt} of {place} by lease {lease:x} follows attempt "
+                    f"{attempt} by lease {other:x}",
+                )
+        self._got.setdefault(place, {})[lease] = info.attempt
+        if info.attempt > MAX_RETRIES + 1 + len(self.kills_ms) + self._returned[place]:
             self._wrong("D5", f"attempt {info.attempt} of {place}")
+
+    def _counts(
+        self, place: Place, other: int, attempt: int, lease: int, before: list[Place]
+    ) -> bool:
+        """Returns whether an attempt by another lease counts when a message is delivered."""
+        safe = self._safe.get(place)
+        # What the log does not have yet a new master does not know.
+        is_safe = safe is not None and other <= safe.last_lease < lease and attempt <= safe.attempt
+        return (
+            other < lease
+            and (other >> 32 == lease >> 32 or is_safe)
+            and (place, other) not in self._given_back
+            # With order by key brokers take back what is behind a refusal, and no attempt counts.
+            and not any(self._given_up.get(one, NOBODY) >= other for one in before)
+        )
 
     def reports(self, message: StoredMessage, action: SettleAction) -> None:
         """Notes that a member is about to report on a message."""
         place, lease = place_of(message), message.info.fencing_token
         key = key_of(message.body)
-        if action in (SettleAction.NACK, SettleAction.REJECT, SettleAction.RETURN):
+        if action in (SettleAction.NACK, SettleAction.REJECT):
             self._given_up[place] = lease
-        if action == SettleAction.RETURN:
-            self._returned[place] += 1
-        elif action != SettleAction.EXTEND:
+        if action != SettleAction.EXTEND:
             self._reported.add(place)
         self._order.reports(place, lease, action, self._serving(place[0]))
         if action == SettleAction.ACK:
             self.done[RECEIVE].add(key)
             self._sent[place, lease] = self._holder(place)
+
+    def gives_back(self, place: Place, lease: int) -> None:
+        """Notes that a member is about to give back a message, as if it had never had it."""
+        self._given_up[place] = max(self._given_up.get(place, NOBODY), lease)
+        self._given_back.add((place, lease))
+        self._returned[place] += 1
 
     def leaves(self, member: str) -> None:
         """Notes that a member gives back all that it holds."""
@@ -186,7 +206,6 @@ class DeliveryBooks(Books):
             for place, holder in holders.items():
                 if holder.member == member:
                     self._given_up[place] = holder.lease
-                    self._returned[place] += 1
 
     def answered(
         self, message: StoredMessage, action: SettleAction, error: BaseException | None

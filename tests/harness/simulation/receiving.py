@@ -1,7 +1,7 @@
 """Seeds of clusters whose members acknowledge each message: their load, and their faults."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from harness.history import Delivery, MessageKey
@@ -28,12 +28,13 @@ from mqmesh.protocol.delivery import BY_SCHEDULE, SettleAction
 from mqmesh.protocol.groups import GroupConfig
 from mqmesh.roles.broker.all_features import BrokerFeatures
 from mqmesh.sdk.admin.group_admin import GroupAdmin
+from mqmesh.sdk.consumer.fetching.message_selector import MessageSelector
 from mqmesh.sdk.consumer.listening.consume_result import ConsumeResult
 from mqmesh.sdk.consumer.push_consumer import PushConsumer
 from mqmesh.sdk.consumer.receiving.held_leases import HeldLease
 from mqmesh.sdk.consumer.receiving.receive_source import Demand, ReceiveSource
 from mqmesh.sdk.consumer.receiving.receiver import Receiver
-from mqmesh.sdk.consumer.receiving.settler import OnSettled
+from mqmesh.sdk.consumer.receiving.settler import OnSettled, Settler, Settling
 from mqmesh.sdk.consumer.simple_consumer import SimpleConsumer
 
 MEMBERS: Final = 3
@@ -104,7 +105,12 @@ class JobProducer(SimulatedProducer):
 
 
 class _Receiving(SimpleConsumer):
-    """A simple consumer that waits for nothing."""
+    """A simple consumer that waits for nothing, and whose reports can be watched."""
+
+    @property
+    def receiver(self) -> Receiver:
+        """What it receives, and settles."""
+        return self._engine._receiver
 
     def look(self, most: int, invisible_ms: int, wait_ms: int) -> list[StoredMessage]:
         """Returns what came; if there is nothing, has the brokers asked."""
@@ -126,6 +132,37 @@ class _Receiving(SimpleConsumer):
         future.add_done_callback(lambda one: on_done(one.exception()))
 
 
+def watch_returns(receiver: Receiver, books: DeliveryBooks) -> None:
+    """Has it noted what a consumer gives back, which no caller or listener says."""
+    follow, watched = receiver.follow, set[Settler]()
+
+    def watch(settler: Settler) -> None:
+        add = settler.add
+
+        def added(*some: Settling) -> None:
+            for one in some:
+                if one.action == SettleAction.RETURN:
+                    held = one.held
+                    lease = held.lease
+                    topic = retry_topic(RECEIVE) if lease.is_retry else held.topic
+                    for offset in range(lease.first, lease.end):
+                        if one.bits >> offset - lease.first & 1:
+                            place = held.broker_name, topic, lease.queue_id, offset
+                            books.gives_back(place, lease.lease)
+            add(*some)
+
+        settler.add = added  # type: ignore[method-assign]
+
+    def followed(topic: str, selector: MessageSelector, broker_names: Iterable[str]) -> None:
+        follow(topic, selector, broker_names)
+        for source in receiver.sources.values():
+            if source.settler not in watched:
+                watched.add(source.settler)
+                watch(source.settler)
+
+    receiver.follow = followed  # type: ignore[method-assign]
+
+
 class SimulatedReceiver(Client):
     """Receives, and says of each message what became of it; those of a key one after the other."""
 
@@ -142,6 +179,7 @@ class SimulatedReceiver(Client):
             delivery=self.books.delivery,
         )
         consumer.subscribe(JOBS, "wanted")
+        watch_returns(consumer.receiver, self.books)
         return consumer
 
     def begin(self) -> None:
@@ -296,6 +334,8 @@ class PushReceiver(SimulatedPush):
                 if bits >> offset - lease.first & 1
                 and (place := (held.broker_name, lease.lease, offset)) in known
             ]
+            if action == SettleAction.RETURN:
+                messages = []  # they are noted below
             for one in messages:
                 self.books.reports(one, action)
 
@@ -308,6 +348,7 @@ class PushReceiver(SimulatedPush):
 
         receiver.on_received = received
         receiver.settle = settled  # type: ignore[method-assign]
+        watch_returns(receiver, self.books)
 
     def _listen(self, messages: list[StoredMessage]) -> ConsumeResult | None:
         (message,) = messages
