@@ -1,4 +1,4 @@
-"""Structs of administration: topics, statistics, what a process says of itself."""
+"""Structs of administration: topics, statistics, and information about processes."""
 
 from typing import Annotated, Final
 
@@ -138,7 +138,7 @@ class TopicStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Queues of a topic on one broker.
 
     Attributes:
-        topic: Topic asked for.
+        topic: Topic of the request.
         queues: One for each queue id, in order.
     """
 
@@ -169,7 +169,8 @@ class RuntimeInfo(msgspec.Struct, array_like=True, frozen=True, gc=False):
     Attributes:
         metrics: Up to 1,024 in any order, with names that are unique in all pages. A metric may go
             on in the next page.
-        listing: Of this reading; another one than was asked for is new, and this its first page.
+        listing: Number of this reading. If it is not the requested one, the reading is new, and
+            this is its first page.
         next_place: Place to ask for next; -1 at the end.
     """
 

@@ -112,7 +112,7 @@ class RunningInfo(msgspec.Struct, array_like=True, frozen=True, gc=False):
         queues: Those that it has.
         topics: Its metrics of late, by topic.
         in_flight: Messages that are with listeners now, the first 100.
-        stacks: Where its threads and tasks stand, at most 256 KiB; empty unless asked for.
+        stacks: Stacks of its threads and tasks, at most 256 KiB; empty unless requested.
     """
 
     client_id: str

@@ -47,7 +47,7 @@ class ResponseCode(enum.IntEnum):
     PULL_OFFSET_MOVED = 21
     """RocketMQ's code; here a pull is answered with ``PullStatus``."""
     QUERY_NOT_FOUND = 22
-    """The thing asked for does not exist. Try again: no."""
+    """The requested object does not exist. Try again: no."""
     SUBSCRIPTION_NOT_EXIST = 24
     """A filter server does not have this filter, or not any more. Try again: after an upload."""
     CONSUMER_GROUP_NOT_EXIST = 26
@@ -64,12 +64,13 @@ class ResponseCode(enum.IntEnum):
     """Other messages are stored under these sequences of this producer; nothing was stored. Try
     again: no, make a new producer."""
     NOT_MASTER = 31
-    """A follower was asked for what only the master of its group does. Try again: at the master
+    """A follower got a request that only the master of its group serves. Try again: at the master
     that the header names, or after a new route."""
     STALE_EPOCH = 32
     """A master of an epoch that is over: another replica is the master now. Try again: no."""
     STALE_RECEIPT = 33
-    """Somebody else has got the message by now, or the group's offset was moved. Try again: no."""
+    """Another member has received the message meanwhile, or the group's offset was moved. Try
+    again: no."""
     REVISION_CONFLICT = 34
     """The key of a table has another newest revision than expected; nothing was stored. Try again:
     no, after reading the value again."""
@@ -160,8 +161,8 @@ def error_header(error: Exception, remark: str) -> ErrorHeader:
     """Return the header that reports an error to a peer.
 
     Args:
-        error: What went wrong.
-        remark: Its sentence, as short as the wire wants it.
+        error: Error to report.
+        remark: Its sentence, cut to the length that the wire allows.
     """
     retry_after_ms = getattr(error, "retry_after_ms", 0)
     if isinstance(error, errors.NotMaster):

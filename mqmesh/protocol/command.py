@@ -15,10 +15,10 @@ position bytes type meaning
 ======== ===== ==== ============================================================
 
 One frame a message keeps a receiver safe from endless multipart messages, and
-costs the fewest calls into ZeroMQ. Only a client that asked for it gets large pieces
-of a response's body in further frames, so that nobody needs to put them together; with
-all of them it is no longer than one frame may be. A header is decoded into a typed, bounded
-struct; array elements that this version does not know are ignored.
+costs the fewest calls into ZeroMQ. A client may request that large pieces of a
+response's body come in further frames, so that no process needs to copy them together;
+with all of its frames a response is no longer than one frame may be. A header is decoded
+into a typed, bounded struct; array elements that this version does not know are ignored.
 """
 
 import struct
@@ -117,10 +117,10 @@ class ErrorHeader(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Header of every response whose code is not ``SUCCESS``.
 
     Attributes:
-        remark: What went wrong, the value, the limit and the setting to change.
-        retry_after_ms: When to try again, 0 for unsaid.
-        epoch: Of ``NOT_MASTER``: the newest of the broker group that the replica knows, or 0.
-        master: Of ``NOT_MASTER``: where the master listens, ``host:port``; "" for unknown.
+        remark: Description of the error, with the value, the limit and the setting to change.
+        retry_after_ms: Time after which to try again, ms; 0 if the server names none.
+        epoch: Of ``NOT_MASTER``: newest epoch of the broker group that the replica knows, or 0.
+        master: Of ``NOT_MASTER``: address of the master, ``host:port``; "" if it is unknown.
     """
 
     remark: str = ""

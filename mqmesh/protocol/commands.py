@@ -1,6 +1,6 @@
-"""The one table of commands: number of each, what it is asked with, answered with, and needs.
+"""The one table of commands: number, structs of request and answer, and right of each.
 
-Dispatch decodes requests by it, looks up the right by it, and counts by it. The reference of the
+Dispatch uses it to decode requests, to look up rights, and to count. The reference of the
 protocol on the documentation's site is made from it, from the docstrings of ``RequestCode``
 where a command has no request of its own, and from those of the structs.
 

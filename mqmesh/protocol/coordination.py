@@ -42,10 +42,10 @@ class BeginSessionRequest(msgspec.Struct, array_like=True, frozen=True, gc=False
     the key had before ends. It is on disk before it is answered.
 
     Attributes:
-        key: Record that it belongs to.
-        owner: Number among those of the key.
+        key: Record that the session belongs to.
+        owner: Number of the owner among those of the key.
         ttl_ms: Time from the last renewal to the end, ms.
-        presence: What the owner says of itself.
+        presence: Data that the owner publishes about itself.
         process: Process of the owner; None when it is not said.
 
     Errors:
@@ -76,7 +76,7 @@ class KeepSessionRequest(msgspec.Struct, array_like=True, frozen=True, gc=False)
 
     Attributes:
         session: Its name.
-        presence: What the owner says of itself by now.
+        presence: New data that the owner publishes about itself.
     """
 
     session: _Session

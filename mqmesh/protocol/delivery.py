@@ -60,8 +60,8 @@ class Settlement(msgspec.Struct, array_like=True, frozen=True, gc=False):
         bits: Messages, a bit each; 1 to 128 bytes.
         action: ``SettleAction``.
         delay_ms: Of NACK: -1 for the group's schedule, up to 24 h; of EXTEND: up to 12 h.
-        reason: Of NACK and REJECT: what went wrong; it travels with the messages.
-        is_retry: They are of the retry topic of the group.
+        reason: Of NACK and REJECT: reason of the failure; it travels with the messages.
+        is_retry: The messages are of the retry topic of the group.
     """
 
     lease: LeaseNumber
@@ -78,8 +78,8 @@ class ReceiveRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """RECEIVE_MESSAGE: leases messages of a topic to a member of a group, or waits for some.
 
     Messages come from all queues of the topic at this broker, and from the group's retry topic, in
-    turn. Nobody else gets them until the lease ends. The answer's body is record batches, whole or
-    cut, in the order of the leases.
+    turn. No other member gets them until the lease ends. The answer's body is record batches, whole
+    or cut, in the order of the leases.
 
     Attributes:
         group: Consumer group, with ``delivery`` "message".
@@ -152,7 +152,7 @@ class ReceiveResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Answer to RECEIVE_MESSAGE.
 
     Attributes:
-        leases: What the member holds now; none if nothing came in time.
+        leases: Leases that the member got; none if no message came in time.
         settled: Response code of each settlement, as in ``SettleResponse``. With any, an error of
             the receive itself is left to the next one.
     """
@@ -162,12 +162,12 @@ class ReceiveResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class SettleRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """SETTLE_MESSAGES: a member reports on messages that it holds; answered once that is in the
-    log, and as safe as an acknowledged message.
+    """SETTLE_MESSAGES: a member reports on messages that it holds; answered once the report is in
+    the log, and as safe as an acknowledged message.
 
-    A settlement counts if its lease has the messages, or nobody has; so it may be repeated, and
-    late work is not thrown away. After a failover members extend what they hold within 3 s: then
-    nobody else gets it.
+    A settlement counts if its lease holds the messages, or if no lease holds them. So it may be
+    repeated, and late work is not lost. After a failover members extend their leases within 3 s,
+    so that no other member gets the messages.
 
     Attributes:
         group: Consumer group.
@@ -191,15 +191,15 @@ class SettleResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Answer to SETTLE_MESSAGES.
 
     Attributes:
-        codes: Response code of each settlement: SUCCESS; STALE_RECEIPT, if somebody else has a
-            message by now; else it must be repeated.
+        codes: Response code of each settlement: SUCCESS; STALE_RECEIPT, if another member has
+            received a message meanwhile; after any other code it must be repeated.
     """
 
     codes: Annotated[list[int], msgspec.Meta(max_length=MAX_SETTLEMENTS)]
 
 
 class ListLeasesRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """LIST_LEASES: who holds messages of a group, and what waits to be handed out again.
+    """LIST_LEASES: leases of a group's messages, and messages that wait to be handed out again.
 
     Attributes:
         group: Consumer group.
@@ -227,11 +227,11 @@ class LeaseInfo(msgspec.Struct, array_like=True, frozen=True, gc=False):
         queue_id: Message queue.
         first: Queue offset of the first message.
         count: Number of messages.
-        attempt: How often they were handed out.
+        attempt: Number of times that they were handed out.
         state: ``leased``, ``waiting``, or ``leaving``: they are being sent back.
-        member: Client id of the holder; empty if nobody has shown that it holds them.
-        held_ms: So long ago they were handed out; 0 if that is not known.
-        left_ms: The lease, or the wait, ends in so long.
+        member: Client id of the holder; empty if no member has shown that it holds them.
+        held_ms: Time since they were handed out, ms; 0 if that is not known.
+        left_ms: Time until the lease, or the wait, ends, ms.
     """
 
     topic: TopicName
@@ -258,7 +258,7 @@ class LeaseList(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class ReleaseLeasesRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """RELEASE_LEASES: what a member holds is handed out to others at once.
+    """RELEASE_LEASES: ends the leases of a member; other members get the messages at once.
 
     Attributes:
         group: Consumer group.

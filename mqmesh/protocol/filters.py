@@ -40,7 +40,7 @@ class GetFilterServerRequest(msgspec.Struct, array_like=True, frozen=True, gc=Fa
     members, while the same ones are registered.
 
     Attributes:
-        group: Consumer group that asks.
+        group: Consumer group of the client.
 
     Errors:
         NO_PERMISSION: ``filter_server_enable`` is off.
@@ -67,8 +67,8 @@ class UploadFilterRequest(msgspec.Struct, array_like=True, frozen=True, gc=False
     """REGISTER_MESSAGE_FILTER_CLASS: uploads a filter in Python; the body is its source, UTF-8, 1
     to 65,536 bytes.
 
-    Answered when its process has confined itself and loaded it. Uploading again is harmless, and is
-    what to do after SUBSCRIPTION_NOT_EXIST.
+    Answered when the filter's process has confined itself and loaded the filter. To upload it again
+    is harmless, and is the remedy for SUBSCRIPTION_NOT_EXIST.
 
     Attributes:
         group: Consumer group; filters of one group are never seen by another.

@@ -136,7 +136,7 @@ class GroupSummary(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A group on one broker, in a line.
 
     Attributes:
-        config: Settings; defaults if nobody made any.
+        config: Settings; the defaults if none were made.
         is_configured: The broker has settings of it.
         members: Connected consumers.
         message_model: ``MessageModel`` of its members, "" if there are none.
@@ -490,13 +490,14 @@ class GroupsProgress(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Progress of some groups; a page ends when so many queues were looked at.
 
     Attributes:
-        listing: Of the groups that were there at the first page; if it is not the one that was
-            asked for, that one is forgotten, and this page is the first of a new one.
-        groups: In the listing's order.
-        next_place: Place to ask for next; -1 at the end.
-        after_topic: Within the group at that place; "" for its beginning. A place and no name: it
-            is not changed for clients with a namespace.
-        now_ms: The broker's wall clock, which timestamps are to be compared with.
+        listing: Number of a listing of the groups that existed at its first page. If it is not the
+            requested one, the broker has forgotten that one, and this is the first page of a new
+            listing.
+        groups: Groups of this page, in the listing's order.
+        next_place: Place for the next request; -1 at the end.
+        after_topic: Position within the group at that place; "" for its beginning. It is a place
+            and no name, so it is not changed for clients with a namespace.
+        now_ms: The broker's wall clock, to compare timestamps with.
     """
 
     listing: int
@@ -540,7 +541,7 @@ class ResetWhere(enum.StrEnum):
     FIRST = "FIRST"
     """The first message."""
     LAST = "LAST"
-    """The end behind the last message: what is there now is skipped."""
+    """The end behind the last message: all messages that are there now are skipped."""
 
 
 class ResetOffsetRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):

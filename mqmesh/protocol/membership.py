@@ -203,10 +203,10 @@ class ConsumerList(msgspec.Struct, array_like=True, frozen=True, gc=False):
     Attributes:
         client_ids: Sorted.
         generation: Grows whenever the members change.
-        owners: Owners of this broker's queues when the generation was first asked for, by topic:
-            for each queue id the place of the owner in ``client_ids``, -1 for nobody. The same for
-            all who ask in a generation, so that all divide alike. Empty where a member divides by
-            numbers alone.
+        owners: Owners of this broker's queues at the first request of the generation, by topic:
+            for each queue id the place of the owner in ``client_ids``, -1 for a queue without an
+            owner. It is the same for all requests of a generation, so that all members divide
+            alike. Empty where a member divides by numbers alone.
     """
 
     client_ids: list[str]
@@ -285,7 +285,7 @@ class LockBatchResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     Attributes:
         lease_ms: The locks end so long after the request, unless it is repeated.
-        queues: As asked, in the same order.
+        queues: Queues of the request, in the same order.
     """
 
     lease_ms: int

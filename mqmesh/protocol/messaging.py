@@ -1,4 +1,4 @@
-"""SEND_MESSAGE: batches to a broker, and what became of each.
+"""SEND_MESSAGE: batches to a broker, and the outcome of each.
 
 The hot header is a fixed struct, ``<IHH16s``: timeout_ms u32, batch_count u16,
 reserved u16, and the instance key of the producer that all batches are of. The
@@ -83,7 +83,8 @@ class BatchOutcome(msgspec.Struct, frozen=True, gc=False):
 class ProducerRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """QUERY_PRODUCER: the batches of a producer that a broker remembers in a queue.
 
-    A sender whose program died asks it whether the last send is stored, before it sends again.
+    After its program died, a sender uses the answer to find out whether the last send is stored,
+    before it sends again.
 
     Attributes:
         topic: Topic that the producer sends to.

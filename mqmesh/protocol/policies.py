@@ -46,7 +46,7 @@ class RetryDelays(msgspec.Struct, frozen=True):
     jitter_percent: int = 0
 
     def delay_ms(self, times: int, message_id: str) -> int:
-        """Return the delay of a retry: the same whenever it is asked for.
+        """Return the delay of a retry: the same at each call.
 
         Args:
             times: Retries of the message before this one, from 0.
@@ -110,7 +110,7 @@ def check_group_policies(config: GroupConfig) -> None:
     """Check the policies of a group beyond the bounds of their types.
 
     Raises:
-        InvalidArgument: Names the setting, its value and what it may be.
+        InvalidArgument: Names the setting, its value and the allowed ones.
     """
     parse_retry_delays(config.retry_delays)
     _check_dead_letter(config.dead_letter)

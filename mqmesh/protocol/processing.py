@@ -24,12 +24,12 @@ class ProcessedOffset(msgspec.Struct, array_like=True, frozen=True, gc=False):
     Attributes:
         queue_id: Message queue.
         known_offset: Queue offset that the group has committed, as far as the member knows, -1 for
-            none: nothing is stored if the group is elsewhere, so commits follow one another
-            without a gap, whatever becomes of them. Messages from there on that are not consumed,
-            since a filter passed over them, are done by the same commit.
+            none. The broker stores nothing if the group's offset differs, so commits follow one
+            another without a gap, even if some of them fail. The same commit also covers messages
+            from there on that a filter passed over.
         queue_offset: Queue offset behind the last one, which the group reads next.
-        token: Of the member's lock of the queue: no generation is needed beside it.
-        epoch: Of the broker's log that they were read in; 0 if it is not known.
+        token: Token of the member's lock of the queue: no generation is needed beside it.
+        epoch: Epoch of the broker's log that they were read in; 0 if it is not known.
     """
 
     queue_id: QueueId
@@ -40,14 +40,16 @@ class ProcessedOffset(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class CommitProcessedRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """COMMIT_PROCESSED: stores messages, and that those are done which they were made of.
+    """COMMIT_PROCESSED: stores output messages, and marks the messages that they were made of as
+    done.
 
-    All of it is stored or nothing, whatever dies meanwhile; it is answered with an empty header
-    once that is as safe as an acknowledged message. The body is the record batches, one behind the
-    other, as in SEND_MESSAGE; half messages and expected revisions are refused. A commit that was
-    stored before is recognised by its batches' producer and sequences, and is answered as done, as
-    long as their producer sends nothing else meanwhile: one has one commit in flight. One without
-    batches says only that messages are done; it is answered so also when they were before.
+    Both are stored, or neither is, even if processes die meanwhile; the answer has an empty header
+    and comes once both are as safe as an acknowledged message. The body is the record batches, one
+    behind the other, as in SEND_MESSAGE; half messages and expected revisions are refused. The
+    broker recognises a commit that was stored before by its batches' producer and sequences, and
+    answers that it is done, as long as the producer sends nothing else meanwhile: a producer has
+    one commit in flight. A commit without batches only marks messages as done; it succeeds also if
+    they were done before.
 
     Attributes:
         group: Consumer group.
@@ -57,9 +59,9 @@ class CommitProcessedRequest(msgspec.Struct, array_like=True, frozen=True, gc=Fa
             without batches.
         batch_count: Number of batches, 0 to 1,000; of 4 MiB together, at most 4 for each queue, 128
             delayed ones.
-        settlements: With the delivery "message" or "fifo": what is done, with the action ACK; at
-            most 4,096.
-        offsets: With the delivery "queue": what is done, by queue, each of them once.
+        settlements: With the delivery "message" or "fifo": messages that are done, with the action
+            ACK; at most 4,096.
+        offsets: With the delivery "queue": messages that are done, by queue, each of them once.
 
     Errors:
         TOPIC_NOT_EXIST: No such topic, also one of a batch: none is made.
@@ -73,8 +75,8 @@ class CommitProcessedRequest(msgspec.Struct, array_like=True, frozen=True, gc=Fa
             group is in another delivery mode.
         SEQUENCE_CONFLICT: Other messages are stored under these sequences.
         SYSTEM_BUSY: As for SEND_MESSAGE.
-        SERVICE_NOT_AVAILABLE: It may be stored, and is not safe yet where it is; repeat it.
-        NOT_MASTER: The broker is a follower, or isolated; what it was sent before may be stored.
+        SERVICE_NOT_AVAILABLE: The commit may be stored, and is not safe yet where it is; repeat it.
+        NOT_MASTER: The broker is a follower, or isolated; earlier commits may be stored.
         DISK_FULL: No room to write.
     """
 

@@ -62,9 +62,9 @@ class PullRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     A pull that finds nothing waits up to ``suspend_timeout_ms`` and is answered the moment a
     message comes; the client's deadline should be some seconds later. One with an expression is
     answered within a second of messages that were passed over. A broker may give less than
-    ``max_bytes``: what there is room for while earlier answers wait to be read, and about 4 MiB
-    while other peers want to be served. A waiting pull whose ``epoch`` is below the log's, and not
-    0, is answered NO_NEW_MSG at once.
+    ``max_bytes``: as much as there is room for while earlier answers wait to be read, and about
+    4 MiB while requests of other peers wait. A waiting pull whose ``epoch`` is below the log's, and
+    not 0, is answered NO_NEW_MSG at once.
 
     With ``apart``, pieces of the answer of 131,072 bytes and more may be frames of their own, of
     whole batches each, and all together no longer than one frame may be; a client that leaves one
@@ -202,8 +202,9 @@ class QueueOffsetEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     Attributes:
         topic: Physical topic.
         queue_id: Message queue.
-        queue_offset: Next message to read; -1 asks, or says that the group never committed.
-        epoch: Of the log when the offset was right; 0 if that is not known.
+        queue_offset: Next message to read; -1 in a request for it, and in an answer if the group
+            never committed.
+        epoch: Epoch of the log when the offset was right; 0 if that is not known.
     """
 
     topic: TopicName
@@ -242,8 +243,9 @@ class ConsumerOffsets(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Offsets of a group.
 
     Attributes:
-        queues: In the order asked.
-        generation: Of the group at this broker, if the queues were claimed; pulls carry it.
+        queues: Offsets in the order of the request.
+        generation: Generation of the group at this broker, if the queues were claimed; pulls carry
+            it.
     """
 
     queues: Annotated[list[QueueOffsetEntry], msgspec.Meta(max_length=MAX_OFFSETS_PER_REQUEST)]

@@ -1,4 +1,4 @@
-"""Words of queries: messages by key and by id, and what a broker says to its index process."""
+"""Structs of queries: messages by key and by id, and those of a broker and its index process."""
 
 from typing import Annotated, Final
 

@@ -1,8 +1,8 @@
 """Words between the replicas of a broker group: how a follower gets its leader's log.
 
-A follower opens the replication with what it has. The leader says how to go on, and from then on
-sends chunks of its log without being asked: never more than ``ha_window_bytes`` beyond what the
-follower has acknowledged.
+A follower opens the replication and reports the state of its log. The leader answers how to go on,
+and from then on sends chunks of its log on its own: never more than ``ha_window_bytes`` beyond the
+follower's last acknowledgement.
 """
 
 import enum
@@ -45,8 +45,8 @@ class ReplicationMode(enum.IntEnum):
     """The follower has nothing in common with the leader, or ends before the leader's log begins:
     it makes its store an empty copy, and opens again."""
     RENEW = 3
-    """The follower lacks what it had acknowledged to this leader: it draws another incarnation, so
-    that nobody counts on what it was, and opens again."""
+    """The follower lacks records that it had acknowledged to this leader: it draws another
+    incarnation, so that no replica relies on its earlier one, and opens again."""
 
 
 def agreed_version(theirs: int) -> int:
@@ -199,13 +199,13 @@ class LogEpochs(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Answer to GET_EPOCHS: the log of a replica, and the epochs of its parts.
 
     Attributes:
-        broker_id: Of the replica.
-        store_id: Of the log.
+        broker_id: Broker id of the replica.
+        store_id: Store id of the log.
         log_start: Commit-log offset of its oldest record.
-        log_end: Of the next one.
-        confirmed: What no failover takes back ends here, as far as the replica knows; 0 where
-            nobody elects.
-        epochs: Ascending: epoch, and the commit-log offset where it begins.
+        log_end: Commit-log offset of the next record.
+        confirmed: End of the log's part that no failover takes back, as far as the replica knows;
+            0 where no master is elected.
+        epochs: Epochs in ascending order, each with the commit-log offset where it begins.
     """
 
     broker_id: int
@@ -321,12 +321,12 @@ class FenceResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Answer to FENCE, read after the promise was durable.
 
     Attributes:
-        replica_id: Of the replica that answers.
-        promised_epoch: The replica refuses everything below; higher than what was asked for: no
-            promise.
-        incarnation: Of its store.
-        last_epoch: Of the last record of its log.
-        log_end: Commit-log offset behind it.
+        replica_id: Id of the replica that answers.
+        promised_epoch: The replica refuses all epochs below this one. If it is higher than the
+            requested epoch, the replica has promised nothing to the candidate.
+        incarnation: Incarnation of its store.
+        last_epoch: Epoch of the last record of its log.
+        log_end: Commit-log offset behind that record.
         can_lead: Its disk takes writes.
         preferred: The replica leads where others could as well.
     """
@@ -359,7 +359,7 @@ class StandRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
 class HoldStillRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """HOLD_STILL: a leader with ``ack_replicas = "none"`` that does not reach the coordinator asks
     each replica in sync not to stand for election, and not to lead, for a while. An answer is a
-    promise, which counts for the leader from when it asked.
+    promise; the leader counts its time from the moment of the request.
 
     Attributes:
         broker_name: Broker group.
@@ -382,7 +382,8 @@ class PromoteReplicaRequest(msgspec.Struct, array_like=True, frozen=True, gc=Fal
     """PROMOTE_REPLICA: an administrator makes a follower the master, with an epoch of its own.
 
     Attributes:
-        epoch: The newest one that the administrator saw; another one fails. 0: whatever it is.
+        epoch: Newest epoch that the administrator saw; the request fails if another one is the
+            newest. 0: without this check.
 
     Errors:
         MESSAGE_ILLEGAL: Its master is there, or another epoch is the newest.
@@ -411,7 +412,8 @@ class SwitchOverRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     Attributes:
         replica_id: Next leader; 0 for the replica that has most of the log.
-        epoch: The newest one that the administrator saw; another one fails. 0: whatever it is.
+        epoch: Newest epoch that the administrator saw; the request fails if another one is the
+            newest. 0: without this check.
 
     Errors:
         MESSAGE_ILLEGAL: Another epoch is the newest, no replica can take over, or not in time: the
@@ -441,7 +443,8 @@ class ElectReplicaRequest(msgspec.Struct, array_like=True, frozen=True, gc=False
     The answer comes when it stands.
 
     Attributes:
-        epoch: The newest one that the administrator saw; another one fails. 0: whatever it is.
+        epoch: Newest epoch that the administrator saw; the request fails if another one is the
+            newest. 0: without this check.
 
     Errors:
         MESSAGE_ILLEGAL: The group has a master that lives, another epoch is the newest, or the
@@ -477,7 +480,8 @@ class ChangeVotersRequest(msgspec.Struct, array_like=True, frozen=True, gc=False
     Attributes:
         replica_id: Which.
         adds: True to add the replica to the group; false to take it out.
-        epoch: The newest one that the administrator saw; another one fails. 0: whatever it is.
+        epoch: Newest epoch that the administrator saw; the request fails if another one is the
+            newest. 0: without this check.
 
     Errors:
         MESSAGE_ILLEGAL: Another epoch is the newest, another change is under way, it is the master,
@@ -511,12 +515,13 @@ class PauseFailoverRequest(msgspec.Struct, array_like=True, frozen=True, gc=Fals
     the same.
 
     Attributes:
-        paused: Nobody is to stand.
-        epoch: The newest one that the administrator saw; another one fails. 0: whatever it is.
+        paused: No replica is to stand; false ends that.
+        epoch: Newest epoch that the administrator saw; the request fails if another one is the
+            newest. 0: without this check.
 
     Errors:
         MESSAGE_ILLEGAL: Another epoch is the newest, or the coordinator does not know the group.
-        SERVICE_NOT_AVAILABLE: The coordinator cannot be asked.
+        SERVICE_NOT_AVAILABLE: The coordinator cannot be reached.
     """
 
     paused: bool
@@ -564,16 +569,16 @@ class HaSettingsRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     override those of brokers, which read them every 5 s.
 
     Errors:
-        SERVICE_NOT_AVAILABLE: The coordinator cannot be asked.
+        SERVICE_NOT_AVAILABLE: The coordinator cannot be reached.
     """
 
 
 class HaSettings(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Answer to GET_HA_SETTINGS and PUT_HA_SETTINGS: what the coordinator keeps for a cluster.
+    """Answer to GET_HA_SETTINGS and PUT_HA_SETTINGS: the coordinator's settings of a cluster.
 
     Attributes:
-        version: Of these; 0 when there are none.
-        settings: Which stand above those of brokers.
+        version: Version of the settings; 0 when there are none.
+        settings: Settings, which override those of brokers.
     """
 
     version: Annotated[int, msgspec.Meta(ge=0, le=MAX_OFFSET)]
@@ -585,13 +590,14 @@ class PutHaSettingsRequest(msgspec.Struct, array_like=True, frozen=True, gc=Fals
     once.
 
     Attributes:
-        version: Of those that he saw; another one fails.
-        settings: The new ones, all of them.
+        version: Version of the settings that the administrator saw; the request fails if they have
+            another one.
+        settings: All new settings.
 
     Errors:
         MESSAGE_ILLEGAL: No such setting, a value out of bounds, one that this replica could not
             use, or they have another version by now.
-        SERVICE_NOT_AVAILABLE: The coordinator cannot be asked, or the outcome is not known yet.
+        SERVICE_NOT_AVAILABLE: The coordinator cannot be reached, or the outcome is not known yet.
     """
 
     version: Annotated[int, msgspec.Meta(ge=0, le=MAX_OFFSET)]
@@ -630,22 +636,24 @@ class HaStatus(msgspec.Struct, array_like=True, frozen=True, gc=False):
             ``STARTING_MASTER``, ``OUTSIDE`` (it does not belong to the group).
         epoch: The newest of its log.
         log_start: Commit-log offset of its oldest record.
-        log_end: Of the next one.
-        durable_end: On its disk to here.
-        leader: ``host:port`` that it follows, "" for a master.
+        log_end: Commit-log offset of the next record.
+        durable_end: Commit-log offset to which the log is on its disk.
+        leader: Address of the leader that it follows, ``host:port``; "" for a master.
         connected: A follower: chunks come. A master: always true.
         leader_end: A follower: where the leader's log ended at the last message from it.
         replicas: A master: its followers.
         in_sync: A master that was elected: ids of the replicas that have all that is confirmed.
-        confirmed: What no failover takes back ends at this commit-log offset, as far as the
-            replica knows; 0 where nobody elects.
-        lag_ms: A follower: so long ago it had all that its leader had then; 0 while it has all.
-        problem: A follower: why nothing comes.
-        voters: Of a group that elects, this and what follows: ids of the replicas in it.
-        paused: Nobody stands because the master is missed: an administrator wants it so.
-        reason: Why the master is the one that it is.
-        switched_ms: Since when, wall clock; 0 if that is not known.
-        lease_age_ms: Since its session was renewed; -1 if the coordinator knows none.
+        confirmed: Commit-log offset that ends the part which no failover takes back, as far as the
+            replica knows; 0 where no master is elected.
+        lag_ms: A follower: time since it last had the whole log of its leader, ms; 0 while it has
+            it.
+        problem: A follower: reason why no chunks come.
+        voters: Ids of the replicas in a group that elects; this field and the following ones are
+            of such groups.
+        paused: No replica stands when the master is missed, because an administrator wants it so.
+        reason: Reason of the last change of the group's master.
+        switched_ms: Time of that change, ms since 1970, wall clock; 0 if it is not known.
+        lease_age_ms: Time since the replica's session was renewed, ms; -1 without a session.
         failsafe: The replica leads although its session is over: there is no failover meanwhile.
         settings: Those that must be equal at all replicas, as they are in force here.
         differing: Its own that are not in force, since the cluster or the group has others.

@@ -1,4 +1,4 @@
-"""Structs of replies to requests, from a replier through a broker to the client that asked.
+"""Structs of replies to requests, from a replier through a broker to the requesting client.
 
 A request is an ordinary message with properties that name the client that waits for a reply. A
 reply is not stored: the broker hands it to the connection of that client, and reports to the
@@ -17,7 +17,7 @@ CorrelationId = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 
 
 class SendReplyRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """SEND_REPLY_MESSAGE: a reply for the client that asked, by way of the broker that the request
+    """SEND_REPLY_MESSAGE: a reply for the requesting client, by way of the broker that the request
     was read from.
 
     Requests are ordinary messages with the properties CORRELATION_ID, REPLY_TO_CLIENT (a client id)
@@ -27,7 +27,7 @@ class SendReplyRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     moment may be tried again, with the same ``attempt_id``.
 
     Attributes:
-        client_id: Client that asked; the request's property REPLY_TO_CLIENT.
+        client_id: Requesting client; the request's property REPLY_TO_CLIENT.
         correlation_id: Which request; its property CORRELATION_ID.
         attempt_id: The same for every try to deliver this reply, any number else.
 
@@ -53,7 +53,7 @@ class SendReplyResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class PushReply(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """PUSH_REPLY_MESSAGE_TO_CLIENT: from a broker to the client that asked, oneway, with the reply
+    """PUSH_REPLY_MESSAGE_TO_CLIENT: from a broker to the requesting client, oneway, with the reply
     as the body.
 
     The client sends ACKNOWLEDGE_REPLY in any case; a reply that it took before under the same
@@ -63,7 +63,7 @@ class PushReply(msgspec.Struct, array_like=True, frozen=True, gc=False):
         token: To be repeated in ACKNOWLEDGE_REPLY.
         correlation_id: Which request.
         attempt_id: Of the replier.
-        client_id: Client that asked; a gateway's connection has many.
+        client_id: Requesting client; a gateway's connection has many.
     """
 
     token: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]

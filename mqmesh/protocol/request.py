@@ -23,7 +23,7 @@ class Peer(Protocol):
 
     Attributes:
         principal: User that the connection proves; rights are given to principals.
-        is_gone: The connection broke, or its server is closed: what is sent is dropped.
+        is_gone: The connection broke, or its server is closed: frames for it are dropped.
     """
 
     principal: Principal
@@ -52,16 +52,17 @@ class Peer(Protocol):
         """Return the bytes that an answer may have now, at least 1, to look for no more.
 
         Raises:
-            SystemBusy: There are none: the client does not take its answers, or nobody does.
+            SystemBusy: There is no room, because this client or the clients together read their
+                answers too slowly.
         """
 
 
 def _count_nothing(pending: "PendingReply", code: int) -> None:
-    """Stand in for the count of answers where nobody counts them."""
+    """Stand in for the count of answers where they are not counted."""
 
 
 Answered = Callable[["PendingReply", int], None]
-"""Function that counts a late answer: what waited, and the response code."""
+"""Function that counts a late answer; it gets the pending reply and the response code."""
 
 
 class PendingReply(msgspec.Struct, eq=False):
@@ -89,7 +90,7 @@ class PendingReply(msgspec.Struct, eq=False):
 
     @property
     def is_oneway(self) -> bool:
-        """True if nobody waits: nothing is sent."""
+        """True if the client waits for no answer: nothing is sent."""
         return bool(self.flags & ONEWAY)
 
     def done(self, answer: Answer) -> None:

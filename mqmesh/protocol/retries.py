@@ -1,4 +1,4 @@
-"""CONSUMER_SEND_MSG_BACK and RESEND_DEAD_LETTERS: messages that failed, and what is done then."""
+"""CONSUMER_SEND_MSG_BACK and RESEND_DEAD_LETTERS: retries and dead letters of failed messages."""
 
 import enum
 from typing import Annotated, Final
@@ -30,10 +30,10 @@ class SendBackEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
         queue_id: Message queue.
         queue_offset: First one.
         count: Number of messages, one behind the other.
-        reason: What went wrong; it travels with the messages.
+        reason: Reason of the failure; it travels with the messages.
         delay_level: 0 for 3 + the number of tries; -1 for dead letters at once; else this level.
-        reconsume_times: How often the consumer itself tried them again, which brokers cannot know.
-        delay_ms: With level 0: they come again after so long; 0 for the group's schedule.
+        reconsume_times: Number of retries within the consumer, which brokers cannot know.
+        delay_ms: With level 0: delay until the redelivery, ms; 0 for the group's schedule.
     """
 
     topic: TopicName
@@ -109,7 +109,7 @@ class ResendTarget(enum.StrEnum):
     """Targets of resent dead letters."""
 
     RETRY = "RETRY"
-    """The group's retry topic: nobody but the group gets them."""
+    """The group's retry topic: only this group gets them."""
     TOPIC = "TOPIC"
     """The topic they were sent to at first: all its groups get them once more."""
 

@@ -110,8 +110,9 @@ class BrokerAddress(msgspec.Struct, array_like=True, frozen=True, gc=False):
         tcp: ``host:port``.
         ipc: Path of its Unix socket, "" for none.
         host_id: Identifies the machine; equal ids may use ``ipc``.
-        server_key: Public key that it proves to clients; "" where nothing is encrypted. The
-            name server says the one that the broker has proved to it, whatever the broker says.
+        server_key: Public key that the broker proves to clients; "" where nothing is encrypted. The
+            name server announces the key that the broker has proved to it, not the one that the
+            broker names.
     """
 
     tcp: Name
@@ -474,7 +475,7 @@ class KvResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     Attributes:
         pairs: By key.
-        namespaces: Those that have keys, where they were asked for.
+        namespaces: Namespaces that have keys, if they were requested.
     """
 
     pairs: dict[str, str]

@@ -1,7 +1,7 @@
 """Structs of a broker and its schedule service, and the cancelling of delayed messages.
 
-The service opens a session; what an earlier session still had on its way is refused from
-then on. It pulls the index entries of ``SCHEDULE_TOPIC_XXXX``, keeps the timetable, and
+The service opens a session; from then on the broker refuses late requests of earlier
+sessions. It pulls the index entries of ``SCHEDULE_TOPIC_XXXX``, keeps the timetable, and
 reports to the broker which messages are due. Bodies never leave the broker.
 """
 
@@ -36,7 +36,7 @@ class OpenScheduleRequest(msgspec.Struct, array_like=True, frozen=True, gc=False
 
 
 class OpenScheduleResponse(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Answer to OPEN_SCHEDULE: what a service needs to begin.
+    """Answer to OPEN_SCHEDULE: the data that a service needs to begin.
 
     Attributes:
         session: To be repeated in its requests.

@@ -29,7 +29,7 @@ class KvOperation(enum.StrEnum):
     PUT = "PUT"
     """The body is the value; also where the property is missing."""
     DEL = "DEL"
-    """A tombstone: somebody deleted the key."""
+    """A tombstone: a client deleted the key."""
     EXPIRE = "EXPIRE"
     """A tombstone: the broker found that the time of the value was over."""
 
@@ -42,9 +42,9 @@ class ReadTableRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """READ_TABLE: the newest revisions of keys, of which no failover takes any back.
 
     Either of keys that are named, or of all keys with a prefix, in the order of their UTF-8. An
-    answer has as many entries as fit: who wants the rest asks again, for the keys behind ``after``.
+    answer has as many entries as fit; for the rest the client repeats the request with ``after``.
     Watchers read with ``newer_than`` and ``deleted``, and then pull the queue of the table from
-    the answer's ``revision`` on: that is an offset of it.
+    the answer's ``revision`` on: a revision is an offset of that queue.
 
     Attributes:
         topic: Table.
@@ -56,7 +56,8 @@ class ReadTableRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
         newer_than: Only keys whose newest revision is above it.
         deleted: Tombstones, too.
         history: Of one key, the only one that is named: the revisions above ``newer_than``, oldest
-            first, tombstones among them. If there are more, the rest is asked for by the last one.
+            first, tombstones among them. If there are more, the next request has the revision of
+            the last one as ``newer_than``.
         keys_only: Without values.
         max_bytes: Values stop before they would exceed it; one is given whatever its size.
 

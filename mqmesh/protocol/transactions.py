@@ -30,7 +30,7 @@ class Decision(enum.IntEnum):
     COMMIT = 1
     """The messages go to their real topic."""
     ROLLBACK = 2
-    """Nobody ever sees the messages."""
+    """No consumer ever sees the messages."""
 
 
 class EndOutcome(enum.IntEnum):
@@ -43,7 +43,8 @@ class EndOutcome(enum.IntEnum):
     DECIDED_OTHERWISE = 2
     """Some messages had ended the other way before."""
     NOT_PENDING = 3
-    """No such half messages wait: they ended so long ago that nobody knows how, or never were."""
+    """No such half messages wait: they ended so long ago that the broker has forgotten how, or
+    never existed."""
     TOPIC_GONE = 4
     """The topic does not exist any more, so that they cannot be committed."""
     AGAIN = 5
@@ -57,9 +58,9 @@ class HalfState(enum.IntEnum):
     """States of a half message. On the wire."""
 
     PENDING = 0
-    """Nobody has decided yet."""
+    """Not decided yet."""
     PARKED = 1
-    """Checked about as often as allowed, in vain; nobody is asked any more."""
+    """Checked as often as allowed, in vain; the broker checks it no more."""
 
 
 class End(msgspec.Struct, frozen=True, gc=False):
@@ -85,7 +86,7 @@ class End(msgspec.Struct, frozen=True, gc=False):
     proof: bytes = b""
 
     def __repr__(self) -> str:
-        """Return text for people, who must not see the proof."""
+        """Return a text for people, without the proof, which must stay secret."""
         return (
             f"End({self.base_queue_offset}, {self.producer_id:#x}, {self.first_sequence}, "
             f"{self.first}, {self.count}, {self.decision})"
@@ -93,8 +94,8 @@ class End(msgspec.Struct, frozen=True, gc=False):
 
 
 class EndTransactionRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """END_TRANSACTION: a producer, or any member of the group that was asked, decides about half
-    messages.
+    """END_TRANSACTION: the producer, or any member of its group that got a check, decides about
+    half messages.
 
     The body is 1 to 65,536 entries of 56 bytes, little endian: ``base_queue_offset`` i64 of the
     half batch (from the answer of SEND_MESSAGE, or from CHECK_TRANSACTION_STATE), ``producer_id``
@@ -123,7 +124,7 @@ class EndTransactionResponse(msgspec.Struct, array_like=True, frozen=True, gc=Fa
     """Header of the answer to END_TRANSACTION and END_HALF_MESSAGE.
 
     Attributes:
-        status: ``SendStatus`` as a number: what the stored decisions may still be missing.
+        status: ``SendStatus`` as a number: how safe the stored decisions are.
     """
 
     status: int = 0
@@ -134,16 +135,16 @@ class CheckTransactionState(msgspec.Struct, array_like=True, frozen=True, gc=Fal
     these local transactions end?
 
     The body is the half batch, or the part of it that matters; a record batch. The client answers
-    by END_TRANSACTION, and sends nothing about those it does not know: it, or another member, is
-    asked again.
+    by END_TRANSACTION, and sends nothing about those it does not know: the broker sends another
+    check later, to this member or another one.
 
     Attributes:
         group: Producer group.
         base_queue_offset: Queue offset of the half batch.
         ordinals: Messages of it that wait for a decision.
-        check_times: How often they were asked about, this time included.
+        check_times: Number of checks of them, with this one.
         first_ordinal: Ordinal of the first message in the body.
-        token: Proof for the answer that its sender was asked, 16 bytes; good until the broker
+        token: Proof for the answer that its sender got this check, 16 bytes; valid until the broker
             stops.
     """
 
@@ -186,11 +187,11 @@ class HalfInfo(msgspec.Struct, array_like=True, frozen=True, gc=False):
         queue_id: Queue of that topic.
         store_timestamp: When the broker stored it, ms.
         age_ms: How long ago that was.
-        check_times: How often a member of the group was asked about it.
-        next_check_ms: In how many ms that happens again; -1 if never.
+        check_times: Number of checks that were sent to members of the group.
+        next_check_ms: Time until the next check, ms; -1 if there is none.
         state: ``HalfState`` as a number.
         queue_offset: Position in the half topic.
-        live_members: Members of the group that could be asked now.
+        live_members: Members of the group that a check could be sent to now.
     """
 
     message_id: str

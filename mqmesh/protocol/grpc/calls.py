@@ -35,7 +35,7 @@ MAX_HEADER_BYTES: Final = 64 * KIB
 MAX_FRAME_BYTES: Final = 64 * KIB
 """Longest frame that may come."""
 MAX_RESETS: Final = 200
-"""Calls that a client may take back in a second: each costs work that nobody pays for."""
+"""Calls that a client may cancel in a second: each costs the server work without a result."""
 STREAM_WINDOW: Final = 256 * KIB
 CONNECTION_WINDOW: Final = 4 * MIB
 MOST_HELD_BYTES: Final = 16 * MIB
@@ -173,7 +173,7 @@ class GrpcConnection:
     Attributes:
         held_bytes: Parts of messages that are not whole.
         waiting_bytes: Bytes of answers for which clients have given no room.
-        is_over: Nothing more comes or goes but what ``output`` has.
+        is_over: The connection has ended; only the bytes of ``output`` are still to be sent.
     """
 
     def __init__(self, max_message_bytes: int, now_ms: Callable[[], int]) -> None:
@@ -195,7 +195,7 @@ class GrpcConnection:
                 header_encoding=None,
                 validate_outbound_headers=False,
                 normalize_outbound_headers=False,
-                # A sixth of a call's time, and what is looked at here is checked here.
+                # It takes a sixth of a call's time; this module checks the headers that it reads.
                 validate_inbound_headers=False,
                 normalize_inbound_headers=False,
             )
@@ -227,11 +227,11 @@ class GrpcConnection:
         """Read some of the frames that are whole.
 
         Returns:
-            What they say; None when nothing is left to read.
+            Events of these frames; None when no whole frame is left.
 
         Raises:
-            RemoteProtocolError: That is no HTTP/2. The connection is over; ``output`` has the
-                frame that says so to the client.
+            RemoteProtocolError: The bytes are no HTTP/2. The connection is over; ``output`` has the
+                frame that tells the client so.
         """
         if self.is_over:
             return None
@@ -425,7 +425,7 @@ class GrpcConnection:
         text: str = "",
         *messages: bytes,
     ) -> None:
-        """End a call, when what was sent before has left; nothing once it is over.
+        """End a call when its earlier messages have left; without effect once the call is over.
 
         Args:
             call: The call.
@@ -457,7 +457,7 @@ class GrpcConnection:
         return self._h2.data_to_send()
 
     def _put(self, call: GrpcCall, messages: Sequence[bytes]) -> None:
-        """Add messages to what is to be sent: what goes together takes one frame, not many."""
+        """Add messages to the output of a call; those added together take one frame, not many."""
         if not messages:
             return
         parts: list[bytes | memoryview] = [call._out]

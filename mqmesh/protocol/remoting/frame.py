@@ -42,7 +42,7 @@ from mqmesh.units import KIB
 RESPONSE: Final = 1
 """Bit of ``flag``: an answer."""
 ONEWAY: Final = 2
-"""Bit of ``flag``: nobody waits for an answer."""
+"""Bit of ``flag``: the client waits for no answer."""
 MAX_HEADER_BYTES: Final = 64 * KIB
 MAX_FIELDS: Final = 128
 
@@ -103,7 +103,7 @@ class RemotingCommand(msgspec.Struct):
 
     @property
     def is_oneway(self) -> bool:
-        """True if nobody waits for an answer."""
+        """True if the client waits for no answer."""
         return bool(self.flag & ONEWAY)
 
     def answer(

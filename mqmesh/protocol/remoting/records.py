@@ -70,7 +70,7 @@ _MOST_TOPIC_V1: Final = 127
 
 
 class RecordPlace(msgspec.Struct, frozen=True, gc=False):
-    """Place of a stored message, and what its broker noted.
+    """Place of a stored message, and the values that its broker added.
 
     Attributes:
         queue_id: Message queue.
@@ -159,7 +159,7 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
 
 
 def decode_properties(text: str) -> dict[str, str]:
-    """Read properties as clients write them; what is no pair is left out."""
+    """Read properties as clients write them; a part that is no pair is left out."""
     found = {}
     for pair in text.split(PAIR_END):
         name, mark, value = pair.partition(NAME_END)
