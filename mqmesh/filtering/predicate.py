@@ -1,11 +1,11 @@
-"""SQL92 expressions at work: which messages of a payload one is true for.
+"""Evaluation of SQL92 expressions: finds the messages of a payload that match one.
 
 The logic has three values. A property that the message does not have is NULL,
 and a comparison with NULL is UNKNOWN; so is one whose values cannot be compared:
 a text that is no number with a number, or a text that is neither true nor false
 with TRUE or FALSE. NOT UNKNOWN is UNKNOWN, UNKNOWN AND FALSE is FALSE, UNKNOWN
 OR TRUE is TRUE. A message matches when the expression is TRUE. Properties are
-texts; what they are compared with says how they are read:
+texts; the other operand of a comparison says how they are read:
 
 - with a number: as a number, so ``delay = 60`` holds for ``60``, ``60.0`` and ``6e1``;
 - with a text, or with another property by ``=`` and ``<>``: as they are;
@@ -207,11 +207,11 @@ class Predicate:
 
     Attributes:
         expression: Expression as given.
-        tags: A message that matches has one of these tags; None if the expression does not say.
+        tags: Tags one of which every matching message has; None if there is no such bound.
         leaf_count: Number of evaluations a message.
 
     Raises:
-        InvalidArgument: Says at which character, counted from 1, what is wrong.
+        InvalidArgument: Describes the error and its character, counted from 1.
     """
 
     def __init__(self, expression: str) -> None:
@@ -264,10 +264,10 @@ class Predicate:
 
 
 def _row_decoder(properties: list[str], with_tag: bool) -> tuple[Any, Any]:
-    """Decodes of each message what an expression names, and passes over the rest.
+    """Makes a decoder of the fields that an expression names; it passes over all others.
 
     Returns:
-        A decoder, and what stands for the properties of a message without any.
+        The decoder, and the value for a message without properties.
     """
     fields = [
         (f"p{at}", str | None, msgspec.field(default=None, name=name))

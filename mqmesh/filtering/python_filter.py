@@ -1,4 +1,4 @@
-"""Filters in Python: what a consumer gives, and the name that it has on the wire."""
+"""Filters in Python as consumers give them, and their ids on the wire."""
 
 import hashlib
 from typing import Final

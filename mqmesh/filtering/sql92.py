@@ -14,8 +14,8 @@ The language, keywords in any case::
     literal     = number | 'text, with '' for a quote' | TRUE | FALSE
 
 ``TAGS`` is the message's tag, every other property one of the message's. NOT
-binds closest, then AND, then OR. What the words mean stands in
-``mqmesh.filtering.predicate``.
+binds closest, then AND, then OR. ``mqmesh.filtering.predicate`` defines the
+meaning of the operators.
 
 An expression comes from strangers, so its length, its terms and its nesting are
 bounded, and nothing here recurses before the nesting was checked: the parser
@@ -169,8 +169,8 @@ def parse_number(text: str) -> Number | None:
             around it; up to 64 characters.
 
     Returns:
-        An int if it has neither point nor exponent; None if it is no number, or one beyond
-        what a float can hold.
+        An int if it has neither point nor exponent; None if it is no number, or a number beyond
+        the range of a float.
     """
     if len(text) > MAX_NUMBER_LENGTH or (match := _NUMBER.match(text)) is None:
         return None
@@ -181,13 +181,13 @@ def parse_number(text: str) -> Number | None:
 
 
 def parse_sql(expression: str) -> Node:
-    """Understands an expression.
+    """Parses an expression.
 
     Args:
         expression: 1 to 4,096 characters.
 
     Raises:
-        InvalidArgument: Says at which character, counted from 1, what is wrong.
+        InvalidArgument: Describes the error and its character, counted from 1.
     """
     if len(expression) > MAX_EXPRESSION_LENGTH:
         raise InvalidArgument(

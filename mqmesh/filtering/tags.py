@@ -28,7 +28,7 @@ def parse_tags(expression: str) -> frozenset[str] | None:
         The tags; None when every message fits.
 
     Raises:
-        InvalidArgument: Says at which character, counted from 1, what is wrong.
+        InvalidArgument: Describes the error and its character, counted from 1.
     """
     if len(expression) > MAX_EXPRESSION_LENGTH:
         raise InvalidArgument(

@@ -21,7 +21,7 @@ position bytes type meaning
 13       …     …    body: see ``Status``
 ======== ===== ==== ==========================================================
 
-A worker that writes anything else, or more than the question asks for, is not trusted any more.
+After an invalid answer, or one that is longer than the question allows, the owner kills the worker.
 """
 
 import enum
@@ -51,7 +51,7 @@ class Status(enum.IntEnum):
 
 
 class Setup(msgspec.Struct, array_like=True, frozen=True):
-    """The first question: what to run, and how.
+    """The first question: the filter to run, and its limits.
 
     Attributes:
         source: The filter, Python.

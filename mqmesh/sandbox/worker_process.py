@@ -1,7 +1,7 @@
-"""The owner's end of a confined worker: starts it, asks it, and kills it when it misbehaves.
+"""The owner's end of a confined worker: starts it, sends questions, and kills it if it misbehaves.
 
-The worker is exec'ed with fixed arguments and an empty environment. What it may say is
-known before it speaks, so the first strange byte, and the first late one, end it.
+The worker is exec'ed with fixed arguments and an empty environment. The owner knows the form and
+the deadline of each answer in advance, so it kills the worker at the first wrong or late byte.
 """
 
 import logging

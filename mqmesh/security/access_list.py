@@ -1,4 +1,4 @@
-"""The access list: users, their keys, and what they may do. Pure."""
+"""The access list: users, their keys, and their rights. Pure."""
 
 import datetime
 import enum
@@ -38,7 +38,7 @@ class UserRole(enum.StrEnum):
     VIEW = "view"
     """Sees how everything is, and changes nothing. Reads no messages."""
     ADMIN = "admin"
-    """May do everything but what processes of the cluster do among themselves."""
+    """May do everything but the commands that processes of the cluster send each other."""
     BROKER = "broker"
     """A replica of one of its ``brokers``, or a process beside one that has the same key."""
     SERVICE = "service"
@@ -106,12 +106,13 @@ class NamespaceQuota(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         send_bytes_per_s: Sent by all of its users together, over time, in bytes of batches as they
-            come by the wire. What is sent back, resent and replayed counts, too, and never waits.
+            come by the wire. Messages that are sent back, resent or replayed count, too, and never
+            wait.
         topics: Topics, without those of retries and dead letters.
         queues: Queues of these topics.
         groups: Consumer groups.
-        unsettled_messages: Messages that members of its groups hold who acknowledge each, and those
-            that wait to be handed out once more.
+        unsettled_messages: Messages that are leased to members of its groups which acknowledge each
+            message, and those that wait to be handed out once more.
         table_bytes: Keys and values of all revisions that its tables of keys and values keep.
     """
 
@@ -142,14 +143,14 @@ class User(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         name: As a consumer group may be named.
         keys: Public keys, 1 to 4. A client that has the secret half of one is this user.
         role: Rights beside its rules.
-        enabled: Without it, nobody is this user.
-        expires: The first day, by UTC, on which nobody is it any more.
+        enabled: False: no client can connect as this user.
+        expires: First day, by UTC, on which no client can connect as this user any more.
         brokers: Broker groups that it may register as; of role ``broker``.
-        namespace: The only namespace whose topics and groups it may use or see, whatever the rules
-            say; "" for all. Not of the roles ``broker`` and ``service``.
-        allow: Rules of what it may do.
-        deny: Rules of what it may not do, whatever is allowed.
-        quota: How much it may use; not of the roles ``broker`` and ``service``.
+        namespace: The only namespace whose topics and groups it may use or see, even if rules allow
+            others; "" for all. Not of the roles ``broker`` and ``service``.
+        allow: Rules that allow actions.
+        deny: Rules that forbid actions; they override all that allow some.
+        quota: Its limits of use; not of the roles ``broker`` and ``service``.
     """
 
     name: str

@@ -10,7 +10,7 @@ class SecurityConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     Attributes:
         enable: Encrypt every tcp connection, let in only users of the access list, and serve only
-            what that permits. Unix sockets are for processes of the role's own user.
+            requests that it permits. Unix sockets are for processes of the role's own user.
         key_file: Keys of this role, made by `mqmesh key generate`. All replicas of a broker group
             have the same, and so have the processes beside them; so have all name servers and the
             coordinator.
@@ -19,8 +19,8 @@ class SecurityConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             changed.
         insecure: Start without security in a data folder that was used with it before, as the
             option ``--insecure`` says. Otherwise such a start is refused.
-        audit_log: Write who changed what and who was refused to ``audit.jsonl``, beside the access
-            list.
+        audit_log: Write changes and refusals, with their users, to ``audit.jsonl``, beside the
+            access list.
     """
 
     enable: bool = False

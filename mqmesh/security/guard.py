@@ -39,20 +39,21 @@ _ACTIONS: Final = {Right.PUB: Action.PUB, Right.SUB: Action.SUB, Right.FILTER: A
 
 
 class Guard:
-    """Guard of one process: who may connect, and who may do what; pure but for its clock.
+    """Guard of one process: decides which users may connect and which requests they may send; pure
+    but for its clock.
 
-    What is not known is refused: an unknown key, a right without a rule, a user that is gone.
+    The default is refusal: of an unknown key, a right without a rule, a user that is gone.
 
     Args:
-        access_list: In force at first.
-        today: The day by UTC; a user that has expired is nobody.
+        access_list: Access list that is in force at first.
+        today: Returns the day by UTC; a user that has expired may not connect.
         path: File that the list is kept in; None for none.
         audited: True to write an audit log beside that file: changes, and refusals.
 
     Attributes:
         path, audited: As given.
         quotas: Usage of users with quotas.
-        refused_connections: Connections with a key that nobody has; the ZAP handler counts them.
+        refused_connections: Connections with a key of no user; the ZAP handler counts them.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class Guard:
         return self._permissions
 
     def put(self, access_list: AccessList) -> None:
-        """Puts another access list in force; what was permitted counts no more."""
+        """Puts another access list in force; decisions by the old one count no more."""
         self._permissions = Permissions(access_list, self._today())
         self.quotas.put(access_list)
         self._passed.clear()
@@ -102,7 +103,7 @@ class Guard:
             user_id: The public key that its handshake proved.
 
         Returns:
-            None if nobody may connect with it.
+            The principal; None if no user may connect with this key.
         """
         user = self._permissions.user_of(user_id)
         return None if user is None else Principal(user.name, user_id, user.namespace)
@@ -173,7 +174,8 @@ class Guard:
     def _check_names(self, name: str, spec: CommandSpec, header: Any) -> None:
         """Checks that all names of a request are in its user's namespace, if the user has one.
 
-        What names nothing is about the cluster, unless its answer is only of the namespace.
+        A request without names is about the whole cluster, unless its answer is limited to the
+        namespace.
         """
         if name not in self._permissions.namespaces:
             return
@@ -274,7 +276,7 @@ def _may_know(permissions: Permissions, name: str, topic: str) -> bool:
     user = permissions.user(name)
     if user is not None and user.role in _VIEWS:
         return True  # lists show it all names
-    # Producers ask for the pattern of new topics; whether they may make one is asked later.
+    # Producers look up the pattern of new topics; their right to create one is checked later.
     return topic == AUTO_CREATE_TOPIC or permissions.any_of_topic(name, topic)
 
 

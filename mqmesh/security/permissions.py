@@ -91,7 +91,7 @@ class Permissions:
         if not is_within(user.namespace, topic or group):
             return Judgement(False, f"not in namespace {user.namespace!r}")
         if topic and action is Action.SUB and topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
-            # What a group failed at is its own.
+            # Retries and dead letters belong to their group, so its rules decide.
             topic, group = "", topic.partition("%")[2].partition("%")[2]
         for kind, rules, allowed in (("deny", user.deny, False), ("allow", user.allow, True)):
             if allowed:

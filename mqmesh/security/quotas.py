@@ -1,6 +1,6 @@
-"""Quotas: how much users may send, read and connect at one server. Pure.
+"""Quotas: limits of what users send, read and connect at one server. Pure.
 
-Token buckets hold them: a request is taken while anything is left, whatever its size, and the
+Token buckets enforce them: a request of any size is served while its bucket is not empty, and the
 next one waits. So a large batch is never refused for ever.
 """
 
@@ -13,7 +13,7 @@ from mqmesh.security.access_list import AccessList, NamespaceQuota
 from mqmesh.token_bucket import TokenBucket
 
 MAX_WAIT_MS: Final = 60_000
-"""Longest wait that a client is asked for; when it asks again, it gets the rest."""
+"""Longest wait in one answer; a client that tries again after it is told the rest."""
 
 Rates = tuple[int | None, int | None]
 """Messages, and bytes, a second; None for as many as one likes."""
@@ -84,7 +84,8 @@ class Quotas:
         namespaces: Limits of namespaces, by name.
         sending_of_namespaces: Flows of those that limit how much is sent, by namespace.
         send_limits: By user, all flows that count what it sends.
-        refused_of_namespaces: What was beyond a quota of a namespace, by namespace and quota.
+        refused_of_namespaces: Number of refusals because of namespaces' quotas, by namespace and
+            quota.
         connections: By user, how many connections it may have.
         refused_connections: Connections that were one too many, by user.
     """
