@@ -90,7 +90,7 @@ class Console:
     Args:
         config: Settings.
         clock: Source of time.
-        users: Users that may log in; None where nobody is asked.
+        users: Users that may log in; None where no login is needed.
         clusters: By name; "" is the console's own one.
         is_secure: It is served by TLS.
         health: Answers whether name servers answer, in a thread.
@@ -457,7 +457,7 @@ def _target(request: Request) -> str:
 
 
 def _next(incoming: Incoming, form: Mapping[str, str]) -> str:
-    """Return the page to go on at after a login: one of this console, whatever the form says."""
+    """Return the page to show after a login: always one of this console, even in a forged form."""
     wanted = form.get("next", "")
     is_ours = wanted.startswith("/") and not wanted.startswith(("//", "/\\"))
     return wanted if is_ours and wanted.isprintable() else incoming.url("/")

@@ -22,11 +22,11 @@ class BodyView(msgspec.Struct, frozen=True):
     """A body as people see it.
 
     Attributes:
-        kind: How it is read here: the first of JSON, text, msgpack and bytes that it can be, or
-            the kind that was asked for.
+        kind: Kind of the view: the requested one, or the first of JSON, text, msgpack and bytes
+            that the body can be read as.
         kinds: All kinds that it can be read as.
         text: The view.
-        size: Of the whole body, bytes.
+        size: Size of the whole body, bytes.
         cut: Only the beginning is shown.
     """
 

@@ -1,4 +1,4 @@
-"""Administration clients of console users: few for each, closed when nobody needs them."""
+"""Administration clients of console users: few for each, closed when they are idle."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -90,7 +90,7 @@ class Clients:
         )
 
     async def close_idle(self, idle_ms: int = IDLE_MS) -> None:
-        """Closes clients that nobody has used for so long; 0 for all that are not lent."""
+        """Closes clients that were unused for so long; 0 for all that are not lent."""
         latest_ms = self._clock.monotonic_ms() - idle_ms
         closed: list[AdminClient] = []
         for of_user in self._users.values():

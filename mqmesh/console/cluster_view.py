@@ -60,8 +60,8 @@ class AlarmView(msgspec.Struct, frozen=True):
         alarm: Name of the rule, as docs/alarms.md has it.
         severity: ``warning`` or ``critical``.
         summary: A sentence.
-        since_ms: Since when it is so, ms since 1970.
-        is_pending: It is so, though not for as long as the rule asks.
+        since_ms: Time since when its condition holds, ms since 1970.
+        is_pending: The condition holds, though not yet for as long as the rule demands.
         labels: Labels of its subject: ``consumer_group``, ``node_id``, …
     """
 
@@ -121,7 +121,7 @@ class ClusterView(msgspec.Struct, frozen=True, kw_only=True):
         backlog: Messages that groups have not done.
         disk_used: Share of the fullest broker's disk that is used, 0 to 1.
         disk_node: Name of that broker.
-        alarms: What is wrong, critical ones first, then the oldest; 25 at most.
+        alarms: Alarms, critical ones first, then the oldest; 25 at most.
         more_alarms: Number of further ones.
         topics: Number of topics with traffic since their brokers' start.
         groups: Number of consumer groups.
@@ -280,12 +280,12 @@ def cluster_view(
 
     Args:
         families: All metrics.
-        readings: What ``cluster_readings`` found in them.
+        readings: Readings that ``cluster_readings`` made of them.
         raised: Alarms, those that are not due yet, too.
         at_ms: Wall clock.
         took_ms: Duration of the look.
         entries: Processes of the cluster's run file, where it is on this machine.
-        stills: What ``Standstills`` found.
+        stills: Alarms of ``Standstills``.
     """
     restarts = _restarts(entries, at_ms)
     ups = families.sums(UP, PROCESS).items()

@@ -19,7 +19,7 @@ class ClusterSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """A further cluster that the console shows.
 
     Attributes:
-        name: What people call it: letters, digits, ``-``, ``_`` and ``.``.
+        name: Name of the cluster in the console: letters, digits, ``-``, ``_`` and ``.``.
         namesrv_addr, data_dir, credentials, server_keys: As of ``ConsoleConfig``.
     """
 
@@ -44,7 +44,7 @@ class ConsoleConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             the start.
         tls_key_file: Its private key, PEM, without a passphrase.
         users_file: File of the console's users, which `mqmesh console add-user` writes; only its
-            owner may read it. "" asks nobody who they are.
+            owner may read it. "" for a console without login.
         hosts: Further names by which browsers may call the console, such as that of a proxy; a
             request for another one is refused.
         base_path: Path below which a proxy shows the console, such as ``/mqmesh``; "" for none.
@@ -97,10 +97,10 @@ class ConsoleConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     refresh_ms: Annotated[int, msgspec.Meta(ge=500, le=60_000)] = 2_000
 
     def __post_init__(self) -> None:
-        """Checks what needs more than a bound.
+        """Checks the rules between fields.
 
         Raises:
-            ConfigError: Names the field and what to write instead.
+            ConfigError: Names the field and the allowed values.
         """
         check_names(self, "name")
         if bool(self.tls_cert_file) != bool(self.tls_key_file):

@@ -18,9 +18,9 @@ class FormField(msgspec.Struct, frozen=True, kw_only=True):
     ``extra_json_schema={"format": "long"}`` gives it many lines.
 
     Attributes:
-        name: Of the argument.
-        label: For people.
-        help: What it means, with unit and bounds; "" for nothing.
+        name: Name of the argument.
+        label: Label for people.
+        help: Description with unit and bounds; "" for none.
         kind: ``text``, ``long`` (many lines), ``number``, ``check`` or ``choice``.
         value: As the form begins.
         choices: Of a ``choice``.
@@ -52,7 +52,7 @@ class Choices(msgspec.Struct, frozen=True):
 
 
 def read_arguments(kind: type[_S], values: Mapping[str, str]) -> _S:
-    """Read arguments from texts; what the struct does not know is left out, so is what is empty.
+    """Read arguments from texts; empty texts and those of unknown fields are left out.
 
     Raises:
         InvalidArgument: One is missing, of a wrong type or out of bounds.
@@ -80,7 +80,7 @@ def form_fields(
     Args:
         kind: Struct of the arguments.
         given: Values to begin with, by name; the struct's defaults for others.
-        fixed: Arguments of the path, which nobody is asked for.
+        fixed: Arguments of the path, for which the form has no fields.
     """
     return [
         _field(one, given.get(one.encode_name))

@@ -99,7 +99,7 @@ class Gate:
         app: Endpoints.
         config: Settings.
         clock: Source of time.
-        users: Users that may log in; None where nobody is asked.
+        users: Users that may log in; None where no login is needed.
         sessions: Sessions of browsers.
         limit: Limit of wrong passwords.
         clusters: Names of all clusters.

@@ -1,4 +1,4 @@
-"""Routes of the console: pages, actions and downloads, and what each of them is given.
+"""Routes of the console: pages, actions and downloads, and the arguments of each.
 
 A page is an arguments struct, a query and a template. The query gets a ``Visit`` and the arguments,
 and returns a struct, which the template shows and the JSON twin at ``/api/v1`` returns.
@@ -46,15 +46,15 @@ class Lender(Protocol):
         Args:
             credentials: File of the user's keys.
             kind: Type of the client, of ``mqmesh.aio``.
-            broker_name: Only this broker group is asked; "" for all.
+            broker_name: The only broker group that the client sends requests to; "" for all.
         """
 
 
 class Visit(msgspec.Struct, frozen=True):
-    """Means of one request: what a query or an action has to work with.
+    """Means of one request, which a query or an action works with.
 
     Attributes:
-        user: Console user, by whose credentials everything is asked.
+        user: Console user, by whose credentials all requests are sent.
         rights: Rights of the user, to grey out what would be refused.
         view: Last look at the cluster, by the console's own credentials; an empty one for users
             who may not see everything.
@@ -191,8 +191,8 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         path: As of Starlette: ``/topics/{topic}``; a placeholder is a field of ``arguments``.
         title: Heading or label; fields of the arguments stand in it as ``{topic}``.
-        right: Right that the user needs; of the topic and group that the arguments name. What is
-            refused anyway is greyed out by it, and brokers check it.
+        right: Right that the user needs; of the topic and group that the arguments name. The
+            console greys out routes that the user lacks it for; brokers check it.
         arguments: Type of the arguments, from path, query string or form.
         about: One sentence for the page of the API.
     """
@@ -241,8 +241,8 @@ class ActionPlan(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         summary: One sentence: "Topic orders gets 4 more queues".
         details: Further sentences.
-        table: Numbers by queue, say.
-        warning: What is lost, or cannot be undone; "" for nothing.
+        table: Table of details, such as numbers by queue.
+        warning: Sentence about a loss, or an effect that cannot be undone; "" for none.
         typed: Name that must be typed first, where messages can be lost; "" for none.
         possible: False where there is nothing to do; ``summary`` says why.
     """

@@ -1,4 +1,4 @@
-"""Templates of the console: every text of a cluster is shown as text, whatever stands in it."""
+"""Templates of the console: every text of a cluster is shown as text, even if it holds HTML."""
 
 import datetime
 import unicodedata
@@ -167,7 +167,7 @@ def render(name: str, values: Mapping[str, Any], block: str = "") -> str:
 
     Args:
         name: File in ``templates/``.
-        values: What stands in it; ``ui`` are the macros of ``macros.html``.
+        values: Values for the template; ``ui`` are the macros of ``macros.html``.
         block: Only this block; "" for all.
     """
     values = dict(values)

@@ -35,9 +35,9 @@ class UserRights:
         """Return False if brokers would refuse.
 
         Args:
-            right: What a command needs.
-            topic: Topic that it is about; "" for none in particular.
-            group: Consumer group that it is about.
+            right: Right that a command needs.
+            topic: Topic of the command; "" for none in particular.
+            group: Consumer group of the command.
         """
         if self._permissions is None:
             return True

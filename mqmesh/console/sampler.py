@@ -28,9 +28,9 @@ from mqmesh.roles.exporter.run_files import processes_beside
 from mqmesh.roles.supervisor.run_file import read_record
 
 IDLE_S: Final = 15.0
-"""From one look to the next while nobody looks on."""
+"""Time from one look to the next while no page is open."""
 WATCHED_S: Final = 20.0
-"""Somebody who asked so long ago counts as one who looks on."""
+"""Time after its last request in which a page counts as open."""
 SHARE: Final = 0.25
 """Largest share of the time that looks take: a large cluster is looked at less often."""
 TIMEOUT_MS: Final = 1_000
@@ -108,7 +108,7 @@ class ClusterSampler:
         self._collector.close()
 
     def watch(self) -> None:
-        """Notes that somebody looks on; who comes after a while has a fresh look soon."""
+        """Notes a request of a page; the first one after a while causes a fresh look soon."""
         was_idle = not self._is_watched()
         self._watched_ms = self._clock.monotonic_ms()
         if was_idle:

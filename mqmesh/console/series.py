@@ -66,7 +66,7 @@ class SeriesData(msgspec.Struct, frozen=True):
 class SeriesBook:
     """Histories of the last hour, point by point, and of the last day, one point a minute.
 
-    What was looked at longest ago goes first, when there is no room.
+    If there is no room, the histories that were read least recently are removed first.
 
     Args:
         max_bytes: Room for all points.

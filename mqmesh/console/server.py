@@ -48,11 +48,11 @@ class _Uvicorn(uvicorn.Server):
 
 
 class ConsoleLoop:
-    """Loop of the console's process: asyncio's, with what ``mqmesh.roles.process`` needs.
+    """Loop of the console's process: asyncio's, with the methods ``mqmesh.roles.process`` needs.
 
     Attributes:
-        inner: asyncio's.
-        serve: What ``run`` runs; it ends soon after ``on_stop``.
+        inner: Loop of asyncio.
+        serve: Coroutine function that ``run`` runs; it ends soon after ``on_stop``.
         on_stop: Called in the loop when the process is to end.
     """
 
@@ -202,7 +202,7 @@ class ConsoleServer:
                 await clients.close_idle()
 
     def _health(self) -> tuple[bool, bytes]:
-        """Return whether name servers answered lately, and who this is."""
+        """Return whether name servers answered lately, and the information about this process."""
         view = self._clusters[""].sampler.view
         answers = not view.problem and self._clock.wall_ms() - view.at_ms < SILENT_MS
         uptime_ms = self._clock.monotonic_ms() - self._started_ms

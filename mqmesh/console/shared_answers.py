@@ -1,4 +1,4 @@
-"""Answers that many tabs share: the same question within a short time is asked once."""
+"""Answers that many tabs share: equal questions within a short time cost one request."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable
@@ -35,11 +35,11 @@ class SharedAnswers:
         self._answers.clear()
 
     async def get(self, key: Hashable, ask: Callable[[], Awaitable[Any]]) -> Any:
-        """Return a fresh answer, or ask; who comes meanwhile waits for the same answer.
+        """Return a fresh answer, or get one; other callers wait meanwhile for the same answer.
 
         Args:
             key: Question and user.
-            ask: Asks it.
+            ask: Gets the answer.
         """
         now_ms = self._clock.monotonic_ms()
         known = self._answers.get(key)

@@ -21,7 +21,7 @@ MAX_MESSAGES: Final = 1_000
 MAX_TAILS: Final = 16
 """Tails of all users at a time."""
 UNWATCHED_MS: Final = 15_000
-"""A tail that no page has asked for so long ends."""
+"""A tail that no page has requested for so long ends."""
 POLL_MS: Final = 500
 MAX_PREVIEW: Final = 2_000
 """Characters of a body."""

@@ -1,4 +1,4 @@
-"""Users of the console: who may log in, and by which credentials each of them acts."""
+"""Users of the console: the people who may log in, and the credentials that each acts by."""
 
 import hashlib
 import hmac

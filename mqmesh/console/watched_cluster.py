@@ -1,4 +1,4 @@
-"""One cluster that the console shows: its sampler, its clients, and what its users may do."""
+"""One cluster that the console shows: its sampler, its clients, and the rights of its users."""
 
 import datetime
 import logging
@@ -19,7 +19,7 @@ from mqmesh.sdk.client.options import find_credentials
 from mqmesh.security.access_list import AccessList, read_access_list
 
 RIGHTS_MS: Final = 10_000
-"""Rights of a user are asked for again after this."""
+"""Rights of a user are read again after this."""
 NOT_FOR_YOU: Final = "your user may not see the whole cluster: it needs the role view"
 
 _log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class WatchedCluster:
         """Return the means of one request.
 
         Args:
-            user: Who asks.
+            user: User who sent the request.
             config: Settings of the console.
             today: By UTC.
 

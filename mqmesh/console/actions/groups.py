@@ -397,7 +397,7 @@ def _settings(form: NewGroupForm) -> tuple[str, ...]:
 
 
 async def _configs(visit: Visit, group: str) -> dict[str, GroupConfig]:
-    """Return settings that were made, by broker; none of a group that nobody knows."""
+    """Return settings that were made, by broker; none of a group that no broker knows."""
     async with visit.client(GroupAdmin) as admin:
         try:
             found = await admin.groups(group)

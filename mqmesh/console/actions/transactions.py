@@ -28,7 +28,7 @@ async def plan_commit(visit: Visit, form: DecisionForm) -> ActionPlan:
 
 
 async def plan_rollback(visit: Visit, form: DecisionForm) -> ActionPlan:
-    """Say that nobody gets the message."""
+    """Say that no consumer gets the message."""
     half = await _half(visit, form)
     return ActionPlan(
         summary=f"Message {half.info.message_id} is rolled back: topic {half.info.topic} never "

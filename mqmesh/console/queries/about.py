@@ -40,8 +40,8 @@ class AboutView(msgspec.Struct, frozen=True):
     """Versions and licences.
 
     Attributes:
-        version: Of mqmesh.
-        software: What the console is made of.
+        version: Version of mqmesh.
+        software: Software that the console uses.
     """
 
     version: str

@@ -123,9 +123,9 @@ class RuleRow(msgspec.Struct, frozen=True):
     Attributes:
         effect: ``allow`` or ``deny``.
         number: Its number, from 1.
-        actions: What it is about.
-        topics: On these topics.
-        groups: As these consumer groups.
+        actions: Actions that it allows or denies.
+        topics: Topics that it applies to.
+        groups: Consumer groups that it applies to.
     """
 
     effect: str
@@ -158,9 +158,9 @@ class CheckArguments(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         user: Name of the user; "" for no question yet.
-        action: What it wants to do.
-        topic: On this topic.
-        group: As this consumer group.
+        action: Action to check.
+        topic: Topic of the action.
+        group: Consumer group of the action.
     """
 
     user: Text = ""
@@ -184,7 +184,7 @@ class CheckRow(msgspec.Struct, frozen=True):
 
 
 class CheckView(msgspec.Struct, frozen=True):
-    """Answer to a question, and who there is to ask for.
+    """Answer to a question, and the users that one can choose.
 
     Attributes:
         users: Names.

@@ -61,7 +61,7 @@ class SourceRow(msgspec.Struct, frozen=True):
 
 
 class ArchiveView(msgspec.Struct, frozen=True):
-    """Snapshots, and what the archive has.
+    """Snapshots, and the stores in the archive.
 
     Attributes:
         brokers: Broker groups.

@@ -104,7 +104,7 @@ def client_row(client_id: str, known: list[tuple[str, ClientInfo]]) -> ClientRow
 
     Args:
         client_id: Its id: ``machine:pid@instance#number``, where it is mqmesh's.
-        known: Broker groups that know it, and what they know.
+        known: Broker groups that know it, with their information about it.
     """
     machine, _, rest = client_id.partition("@")[0].rpartition(":")
     infos = [one for _, one in known]

@@ -70,9 +70,9 @@ class BrokerGroupRow(msgspec.Struct, frozen=True, kw_only=True):
         epoch: The newest epoch.
         in_sync: Ids of the replicas that a failover to loses nothing.
         voters: Ids of all replicas of a group that elects its master; none of others.
-        since_ms: When the master began to lead, ms since 1970; 0 if that is not known.
-        reason: Why the master is the one that it is.
-        is_paused: Nobody stands when the master is missed.
+        since_ms: Time when the master began to lead, ms since 1970; 0 if that is not known.
+        reason: Reason of the last change of the master.
+        is_paused: No replica stands for election when the master is missed.
         is_drained: Producers have left it.
         replicas: By id.
     """
@@ -171,7 +171,7 @@ class SettingsView(msgspec.Struct, frozen=True):
         name: Broker group, or address.
         table: One page of them.
         others: Other name servers.
-        differing: What replicas have otherwise than the first one.
+        differing: Settings in which replicas differ from the first one.
     """
 
     name: str

@@ -23,7 +23,7 @@ STEPS: Final = (
     ("7 days", 7 * _DAY_MS),
     ("30 days", 30 * _DAY_MS),
 )
-"""Steps of the chart, and up to how many ms from now each goes; what is due later follows."""
+"""Steps of the chart, each with its end in ms from now; messages due later form a last step."""
 
 
 class DelayedArguments(TableArguments, frozen=True, kw_only=True):

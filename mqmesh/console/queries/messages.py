@@ -143,8 +143,8 @@ class MessageDetails(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         message: Its fields; the body is in ``body``.
         body: View of the body; None where bodies are not shown.
-        copies: What is stored under its id, oldest first.
-        due_ms: When it is delivered, if it is delayed, ms since 1970; else 0.
+        copies: Stored messages with its id, oldest first.
+        due_ms: Time of its delivery, if it is delayed, ms since 1970; else 0.
         groups: State of the message in each group.
         spans: Its trace, by time.
         lasted_ms: Time between begin and end of the trace.

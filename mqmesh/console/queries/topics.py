@@ -32,7 +32,7 @@ class TopicRow(msgspec.Struct, frozen=True):
         kind: ``normal``, ``retry`` and ``dead letters`` of a group, or ``system``.
         queues: Write queues, of all brokers.
         brokers: Broker groups that carry it.
-        perm: Name of ``views.topics.PERMS``; of brokers that differ, what all permit.
+        perm: Name of ``views.topics.PERMS``; if brokers differ, the permissions that all give.
         order: An ordered topic.
         priorities: Its priorities, 0 for none.
         expires: Its messages may expire.

@@ -48,8 +48,8 @@ class WaitingHalves(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         pending: All that wait and are not parked.
-        parked: All that were asked about in vain.
-        table: Those asked for, oldest first.
+        parked: All that were checked in vain.
+        table: The requested ones, oldest first.
     """
 
     pending: int
