@@ -21,7 +21,7 @@ from mqmesh.sql.statements import (
 
 
 class RowFields(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Content of the column ``fields``, as JSON: what a message has beside topic, key and body."""
+    """Content of the column ``fields``, as JSON: a message's fields but topic, key and body."""
 
     tag: str | None = None
     keys: list[str] = []
@@ -52,7 +52,7 @@ def message_of(topic: Any, sharding_key: Any, body: Any, fields: Any, most_bytes
     """Return the message of a row.
 
     Args:
-        topic: Column of this name; as the next three, whatever the database has in it.
+        topic: Column of this name; it and the next three may have any value of the database.
         sharding_key: Column of this name.
         body: Column of this name.
         fields: Column of this name.

@@ -140,7 +140,7 @@ class RelayTable:
             yield
             self._connection.commit()
         except BaseException:
-            # Closed without a commit: libraries roll back, whatever state the connection is in.
+            # Closed without a commit: libraries roll back in any state of the connection.
             self.close()
             raise
 
@@ -182,7 +182,8 @@ class RelayTable:
     def change_holder(self, before: RelayRow, holder: str) -> bool:
         """Write another holder if the row is as it was seen; the flight stays.
 
-        On PostgreSQL the commit waits for the disk: what is sent next must not be forgotten.
+        On PostgreSQL the commit waits for the disk: the relay must not forget the batches that it
+        sends next.
 
         Returns:
             False if the holder or its beat is another one by now.
@@ -297,7 +298,7 @@ class RelayTable:
     def _head(self, without: Sequence[str]) -> tuple[str, dict[str, str]]:
         """Return a query for ids and sizes of the first rows but for some topics, and parameters.
 
-        It reads each other topic by the index: what waits in front, however much, is passed by.
+        It reads each other topic by the index, so that rows of the excluded topics cost nothing.
         """
         size = "length(body) + coalesce(length(fields), 0) AS size"
         waiting = f"FROM {self._outbox} WHERE error IS NULL"

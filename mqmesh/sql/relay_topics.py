@@ -12,7 +12,7 @@ from mqmesh.message import MessageQueue
 from mqmesh.sdk.connector.numbered_sender import NumberedBatch
 
 ROUTE_AGE_MS: Final = 30_000
-"""Time after which the queues of a topic, and the ends of logs, are asked for again."""
+"""Time after which the queues of a topic, and the ends of logs, are read again."""
 RETRY_MS: Final = 100
 """First pause after a failure that may pass; the next failure doubles it."""
 REFUSED_MS: Final = 1_000
@@ -163,7 +163,7 @@ class RelayTopics:
         self._away.pop(broker, None)
 
     def away(self, broker: str) -> MQMeshError | None:
-        """Return why a broker group is not asked now; None if it may be asked."""
+        """Return why a broker group gets no requests now; None if it may get some."""
         found = self._away.get(broker)
         return found.error if found and found.until_ms > self._clock.monotonic_ms() else None
 
