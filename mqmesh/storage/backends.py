@@ -1,4 +1,4 @@
-"""Backends of stores: which kinds there are, by the names that configuration uses.
+"""Backends of stores: their kinds, by the names that configuration uses.
 
 Besides the three built in, any package may offer one: an entry point of the
 group ``mqmesh.storage`` whose object is called like ``CommitLogStore.open``.
@@ -18,12 +18,12 @@ from mqmesh.storage.lmdb.store import LmdbStore
 from mqmesh.storage.memory import MemoryStore
 
 OpenStore = Callable[..., MessageStore]
-"""Called like ``open_store``."""
+"""Opens a store of one backend; called like ``open_store``."""
 
 ENTRY_POINT_GROUP: Final = "mqmesh.storage"
 
 _DIRECTORIES: Final = {"commitlog": "commitlog", "lmdb": LMDB_DIRECTORY}
-"""Backend -> what it makes in the store's directory, and no other one does."""
+"""Backend -> directory that it alone makes in the store's directory."""
 
 
 def open_store(
@@ -39,7 +39,7 @@ def open_store(
 
     Args:
         backend: ``commitlog``, ``lmdb``, ``memory``, or the name of an entry point.
-        directory: Where its files are; made if need be.
+        directory: Directory of the files; made if need be.
         config: Settings.
         clock: Source of time.
         wake: Called from a helper thread when ``durable_offset`` has moved, or the store
@@ -49,7 +49,7 @@ def open_store(
     Raises:
         ConfigError: No such backend.
         StoreLocked: Another process has the store open.
-        StorageError: The store cannot be opened; the sentence says why.
+        StorageError: The store cannot be opened; the message gives the reason.
     """
     if backend == "memory":
         return MemoryStore(config, clock=clock)

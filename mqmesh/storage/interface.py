@@ -6,9 +6,8 @@ and queues only as names and numbers: permissions, groups and consumer offsets
 are the broker's. ``mqmesh.testing.store_contract`` is the suite that every
 backend passes.
 
-A store belongs to one thread, the broker's event loop. The only thing that
-happens on another thread is the call of ``wake``, which says that
-``durable_offset`` has moved or that the store has stopped.
+A store belongs to one thread, the broker's event loop. Only ``wake`` is called on another thread:
+it reports that ``durable_offset`` has moved or that the store has stopped.
 """
 
 import contextlib
@@ -27,11 +26,11 @@ from mqmesh.log_identity import EpochStart, LogIdentity
 from mqmesh.units import GIB, KIB, MAX_OFFSET, MIB, CommitLogOffset, QueueOffset, TimestampMs
 
 Wake = Callable[[], None]
-"""Called from a helper thread; must only make the event loop look again."""
+"""Called from a helper thread; must do no more than wake the event loop."""
 
 
 class FlushDiskType(enum.Enum):
-    """Time at which an answer may be given. RocketMQ's names."""
+    """Time at which a send may be answered. RocketMQ's names."""
 
     ASYNC_FLUSH = "ASYNC_FLUSH"
     """At once; the disk has it within ``flush_interval_commitlog_ms``."""
@@ -46,12 +45,12 @@ class PutStatus(enum.Enum):
     DUPLICATE = "DUPLICATE"
     """Stored before, under the offsets in the result; it was not stored again."""
     MESSAGE_ILLEGAL = "MESSAGE_ILLEGAL"
-    """Larger than a whole segment of the log, it or its group; not stored, and never will be."""
+    """Larger than a whole segment of the log, or its group is; not stored, and never will be."""
     SEQUENCE_CONFLICT = "SEQUENCE_CONFLICT"
-    """Its sequences, or some of them, are those of a remembered batch with other content, or of
-    its group some batches are stored and others not; not stored, and never will be."""
+    """Some or all of its sequences are those of a remembered batch with other content, or only some
+    batches of its group are stored already; not stored, and never will be."""
     TOO_MANY_PRODUCERS = "TOO_MANY_PRODUCERS"
-    """No room to remember it for its producer without forgetting what others may still repeat; not
+    """No room to remember the batch without forgetting others that producers may still repeat; not
     stored, a later call may succeed."""
 
 
@@ -60,28 +59,28 @@ class GetStatus(enum.Enum):
 
     FOUND = "FOUND"
     NO_NEW_MESSAGE = "NO_NEW_MESSAGE"
-    """The offset is the queue's next one."""
+    """The offset is the queue's next offset."""
     NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
-    """Nothing fits the tags up to ``next_queue_offset``; go on from there."""
+    """No message up to ``next_queue_offset`` has the tags; go on from there."""
     MESSAGES_LOST = "MESSAGES_LOST"
-    """Messages up to ``next_queue_offset`` are lost to damage; go on from there. Brokers say it: a
-    store answers ``NO_MATCHED_MESSAGE`` to a read without tags."""
+    """Messages up to ``next_queue_offset`` are lost to damage; go on from there. Brokers give this
+    status: a store answers ``NO_MATCHED_MESSAGE`` to a read without tags."""
     OFFSET_TOO_SMALL = "OFFSET_TOO_SMALL"
-    """Before the first message; ``next_queue_offset`` is the first one."""
+    """The offset is before the first message; ``next_queue_offset`` is the first offset."""
     OFFSET_OVERFLOW = "OFFSET_OVERFLOW"
-    """Behind the queue's next one; ``next_queue_offset`` is that."""
+    """The offset is behind the queue's next offset, which ``next_queue_offset`` is."""
 
 
 class BatchToPut(msgspec.Struct, frozen=True, gc=False):
-    """A batch on its way into the store.
+    """A batch that is to be stored.
 
     Attributes:
-        topic: Physical topic: what the batch's meta says.
-        queue_id: What the batch's header says.
-        header: Its header, from ``check_batch``: the store trusts it.
-        data: The whole batch; bytes 0 to 47 are not looked at. Layout: record batch.
-        tag_hashes: As in the batch's meta: 0, 8 or 8 bytes a message.
-        group: Neighbours with the same number are stored all or none, whatever dies meanwhile; 0
+        topic: Physical topic, the same as in the batch's meta.
+        queue_id: Number of the queue, the same as in the batch's header.
+        header: Header of the batch, from ``check_batch``: the store trusts it.
+        data: The whole batch; the store ignores bytes 0 to 47. Layout: record batch.
+        tag_hashes: Tag hashes as in the batch's meta: 0, 8 or 8 bytes a message.
+        group: Neighbours with the same number are stored all or none, also in a crash; 0
             for a batch on its own.
     """
 
@@ -97,11 +96,11 @@ class PutResult(msgspec.Struct, frozen=True, gc=False):
     """Place of a batch that was stored, now or before.
 
     Attributes:
-        status: What became of it.
+        status: Result of the put.
         base_queue_offset: Queue offset of its first message, -1 if not stored.
-        commitlog_offset: Where it begins in the log, -1 if not stored.
-        end_offset: It is on disk once ``durable_offset()`` has reached this.
-        store_timestamp: When it was stored: for a duplicate, the first time.
+        commitlog_offset: Commit-log offset at which the batch begins, -1 if not stored.
+        end_offset: The batch is on disk once ``durable_offset()`` has reached this offset.
+        store_timestamp: Time at which the batch was stored: for a duplicate, the first time.
     """
 
     status: PutStatus
@@ -116,13 +115,13 @@ class GetResult(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         status: See ``GetStatus``.
-        next_queue_offset: Where to go on reading.
-        min_queue_offset: Of the queue's first message.
-        max_queue_offset: Of the message that comes next.
+        next_queue_offset: Queue offset of the next read.
+        min_queue_offset: Queue offset of the first message.
+        max_queue_offset: Queue offset of the message that is stored next.
         data: Buffers of whole stored batches in queue order, each buffer one batch or
-            several, one behind the other. The first batch may begin before the offset
-            that was asked for. Layout: record batch.
-        message_count: Messages in ``data`` at or behind the offset asked for.
+            several, one behind the other. The first batch may begin before the requested
+            offset. Layout: record batch.
+        message_count: Messages in ``data`` at or behind the requested offset.
     """
 
     status: GetStatus
@@ -138,8 +137,8 @@ class DamagedRange(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         start_offset: Commit-log offset of the first damaged byte.
-        end_offset: Of the first good byte behind.
-        reason: What was wrong, a sentence.
+        end_offset: Commit-log offset of the first good byte behind.
+        reason: Reason why the bytes are not valid, a sentence.
         found_at_ms: Wall-clock time of the discovery.
     """
 
@@ -153,7 +152,7 @@ class RecoveryProgress(msgspec.Struct, frozen=True, gc=False):
     """Progress of opening a store.
 
     Attributes:
-        step: What is being done, for people.
+        step: Current step, a text for people.
         done_bytes: Log bytes read.
         total_bytes: Log bytes that have to be read; an upper bound.
     """
@@ -167,13 +166,13 @@ OnProgress = Callable[[RecoveryProgress], None]
 
 
 class QueueMove(msgspec.Struct, frozen=True, gc=False):
-    """A queue that begins somewhere else, since its oldest messages were removed.
+    """A queue with a new first message, since its oldest messages were removed.
 
     Attributes:
         topic: Physical topic.
-        queue_id: From 0.
-        first_before: Queue offset of its first message before.
-        first: And now.
+        queue_id: Number of the queue, from 0.
+        first_before: Queue offset of its first message before the removal.
+        first: Queue offset of its first message after the removal.
     """
 
     topic: str
@@ -187,10 +186,10 @@ class LogChunk(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         start: Commit-log offset of the first record.
-        end: Of the record behind the last one; it may stand in the next segment.
-        segment_end: Where their segment ends, commit-log offset.
-        epoch: Of all of them; 0 if there is none.
-        data: Their bytes. Layout: commit log.
+        end: Commit-log offset of the record behind the last one; it may be in the next segment.
+        segment_end: Commit-log offset at which their segment ends.
+        epoch: Epoch of all records; 0 if there is none.
+        data: Bytes of the records. Layout: commit log.
     """
 
     start: CommitLogOffset
@@ -205,8 +204,8 @@ class QueueStart(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     Attributes:
         topic: Physical topic.
-        queue_id: From 0.
-        queue_offset: Of its next message.
+        queue_id: Number of the queue, from 0.
+        queue_offset: Queue offset of its next message.
     """
 
     topic: str
@@ -220,15 +219,15 @@ MOST_QUEUE_BEGINNINGS: Final = 2_000_000
 class LogStart(msgspec.Struct, array_like=True, frozen=True):
     """Start of a copy of a log. Array positions are on the wire and never change.
 
-    All that is derived from a log comes with its records, but for three things: whose log it is,
-    where it begins, and how far queues had come of which retention has removed all messages.
+    Everything that is derived from a log comes with its records, except three facts: the identity
+    of the log, its beginning, and the next offsets of queues that retention has emptied.
 
     Attributes:
-        key: Of the store, secret: its owner can forge records.
+        key: Key of the store, secret: its owner can forge records.
         store_id: Identity of the store.
         segment_bytes: Size of its segments.
-        log_start: Commit-log offset of the first record that it has.
-        epochs: Those that began there or before.
+        log_start: Commit-log offset of the first record that the log has.
+        epochs: Epochs that began at ``log_start`` or before.
         queues: Queues without messages.
     """
 
@@ -245,11 +244,11 @@ class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         backend: Name of the backend.
-        disk_bytes: What its files take, including room taken ahead.
+        disk_bytes: Room on the disk that its files take, including room allocated ahead.
         segments: Files of the log, 0 for backends without.
-        min_commitlog_offset: Where the oldest stored batch may begin.
-        max_commitlog_offset: Where the next batch will begin.
-        durable_offset: Synced through to here.
+        min_commitlog_offset: Commit-log offset at which the oldest stored batch may begin.
+        max_commitlog_offset: Commit-log offset at which the next batch will begin.
+        durable_offset: Commit-log offset up to which the log is synced.
         topics: Topics with at least one queue.
         queues: Message queues.
         put_batches: Batches stored since the store was opened.
@@ -258,24 +257,26 @@ class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
         unwritten_queue_bytes: Memory of consume queue entries that are not written yet.
         flushes: Syncs of the log since the store was opened.
         flush_errors: Failed syncs; the store has stopped when this is not 0.
-        epoch: Grows whenever a tail is cut, and, unless the store is a ``ReplicableLog``, whenever
-            it is opened: numbers that a broker gives out begin with it.
+        epoch: Epoch of the log. It grows whenever a tail is cut, and, unless the store is a
+            ``ReplicableLog``, whenever the store is opened: numbers that a broker gives out begin
+            with it.
         store_id: Identity of the store, in every batch.
         started_clean: The last stop was an orderly one.
         recovered_bytes: Log bytes that were checked when the store was opened.
         cut_bytes: Bytes of a torn tail that were cut off when the store was opened.
         damaged: Ranges of the log that are lost to bit rot and the like.
         writable: False once the store has stopped writing for good.
-        oldest_timestamp: Wall clock where the log begins, in ms; 0 if that is not known.
-        disk_used_percent: How full the disk is, by whomever; 0 if it is not known.
+        oldest_timestamp: Wall clock at the beginning of the log, in ms; 0 if that is not known.
+        disk_used_percent: Used part of the disk, whoever uses it; 0 if it is not known.
         disk_full: True while writes are refused because of that, or because the last one found
             no room.
         deleted_segments: Segments that retention has removed since the store was opened.
-        deleted_bytes: Their size.
-        forcibly_deleted_segments: Those of them that went before their time, to make room.
+        deleted_bytes: Size of these segments.
+        forcibly_deleted_segments: Segments among them that were removed before their time, to make
+            room.
         clock_jumps: Leaps of the wall clock that were noticed since the store was opened.
-        mapped_bytes: Size of the mapped segments; what of it is in memory belongs to the page
-            cache, and the system takes it back when it needs it.
+        mapped_bytes: Size of the mapped segments; pages of them that are in memory belong to the
+            page cache, and the system takes them back when it needs memory.
         log_views: Reads of the log that were not copied and are still in use.
         held_bytes: Size of removed segments whose room on the disk such reads keep.
     """
@@ -315,17 +316,17 @@ class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
 
 MIN_SEGMENT_BYTES: Final = 64 * KIB
 MAX_GROUP_BYTES: Final = 28 * MIB
-"""Most bytes of a group of batches, which replicas get in one frame: the largest batch and what
-the broker writes with it."""
+"""Largest size of a group of batches, which replicas get in one frame: the largest batch and the
+records that the broker writes with it."""
 GROUP_BYTES: Final = 4 * MIB
 """Size up to which the broker gathers batches in a group, unless one alone is larger. A replica on
-a slow link must get its frame before it takes the leader for silent, or it gets it again for
-ever."""
+a slow link must receive the frame before it takes the silent leader for lost, else it would fetch
+the same frame again for ever."""
 _Percent = Annotated[int, msgspec.Meta(ge=1, le=100)]
 
 
 class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of a store; backends ignore what does not concern them.
+    """Settings of a store; each backend ignores settings that do not concern it.
 
     Attributes:
         flush_disk_type: Whether answers wait for the disk. ``SYNC_FLUSH`` survives a power
@@ -333,45 +334,45 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
         flush_interval_commitlog_ms: Longest time that stored bytes stay unsynced with
             ``ASYNC_FLUSH``, 10 to 60,000 ms.
-        checkpoint_interval_ms: How often the store notes how far everything derived from
+        checkpoint_interval_ms: Interval at which the store notes how far everything derived from
             the log has come, 100 to 600,000 ms. A restart after a crash reads the log from
             there, so shorten it for quicker restarts.
         disk_reserve_bytes: Room on the disk that the log leaves for offsets, queues and
-            recovery, from 0: a write that would take it is refused with ``DiskFull``.
-        allocate_ahead_bytes: Room on the disk that the log takes ahead of its end, 64 KiB to
-            1 GiB. Where it holds more than that, it takes as much as it holds, up to a segment.
+            recovery, from 0: a write that would use it is refused with ``DiskFull``.
+        allocate_ahead_bytes: Room on the disk that the log allocates ahead of its end, 64 KiB to
+            1 GiB. A log that holds more than that allocates as much as it holds, up to a segment.
 
-        file_reserved_time: How long messages are kept at least, 1 to 876,000 hours. Whole log
-            segments go, so the last message of a segment decides.
+        file_reserved_time: Shortest time for which messages are kept, 1 to 876,000 hours. Whole log
+            segments are removed, so the last message of a segment decides.
         delete_when: Hours of the day, local time, in which expired segments are removed: two
             digits each, ``;`` between them. Choose hours with little traffic.
-        disk_max_used_space_ratio: When the disk is so full, 1 to 100 percent, expired segments
-            are removed at any hour.
-        disk_space_clean_forcibly_ratio: With ``clean_file_forcibly_enable``: when the disk is so
-            full, 1 to 100 percent, the oldest segments are removed whatever their age, so consumers
-            may lose what they have not read yet.
-        disk_space_warning_level_ratio: When the disk is so full, 1 to 100 percent, writes are
-            refused until there is room again; reads, commits and deletes go on.
+        disk_max_used_space_ratio: Used part of the disk, 1 to 100 percent, from which on expired
+            segments are removed at any hour.
+        disk_space_clean_forcibly_ratio: With ``clean_file_forcibly_enable``: used part of the disk,
+            1 to 100 percent, from which on the oldest segments are removed whatever their age, so
+            consumers may lose messages that they have not read yet.
+        disk_space_warning_level_ratio: Used part of the disk, 1 to 100 percent, from which on
+            writes are refused until there is room again; reads, commits and deletes go on.
         clean_file_forcibly_enable: Whether ``disk_space_clean_forcibly_ratio`` counts. Without
-            it nothing goes before its time, and a full disk only refuses writes. With it each
-            removal is an error in the log that says which groups lose how much.
-        clean_resource_interval_ms: How often segments to remove are looked for, and how long
-            after the start for the first time, 100 to 3,600,000 ms.
-        delete_files_batch_max: Segments removed at most at a time, 1 to 10,000. It bounds what
-            a wrong clock or setting can do before it is noticed.
+            it no segment is removed before its time, and a full disk only refuses writes. With it
+            each removal logs an error that names the groups that lose messages, and how many.
+        clean_resource_interval_ms: Interval between two searches for segments to remove, and time
+            from the start to the first search, 100 to 3,600,000 ms.
+        delete_files_batch_max: Largest number of segments removed at a time, 1 to 10,000. It bounds
+            the damage of a wrong clock or setting before it is noticed.
 
         mapped_file_size_commit_log: Size of a log segment, 64 KiB to 4 GiB. No batch larger
             than a segment can be stored, so keep it over 16 MiB except in tests.
-        commit_log_window_bytes: How far ahead of the log's end pages are brought into memory at
-            most, with ``ASYNC_FLUSH``, 0 to 1 GiB; 0 for not at all.
+        commit_log_window_bytes: Largest size of the stretch behind the log's end whose pages are
+            brought into memory ahead, with ``ASYNC_FLUSH``, 0 to 1 GiB; 0 for none.
         mapped_file_size_consume_queue: Entries in a consume queue file, 16 to 100,000,000.
-        consume_queue_tail_bytes: Memory for what is not yet written to the consume queues,
+        consume_queue_tail_bytes: Memory for entries that are not yet written to the consume queues,
             64 KiB to 4 GiB; a batch takes 32 bytes, and 8 a message if their tags differ.
         max_open_files: Descriptors for reading and for consume queues, 8 to 100,000.
         max_producer_states: Pairs of producer and queue that duplicates are recognised for,
-            16 to 10,000,000, of one producer 8,192. A pair takes up to 2 KiB of memory. The ones
+            16 to 10,000,000, of one producer 8,192. A pair takes up to 2 KiB of memory. The pairs
             unused for longest are forgotten.
-        producer_state_min_age_ms: But not within this time after their last batch, 0 to
+        producer_state_min_age_ms: Time after a pair's last batch in which it is not forgotten, 0 to
             3,600,000 ms: meanwhile new producers are refused when there is no room. Keep it over
             the timeouts of sends, because no repetition comes later than that.
     """
@@ -406,7 +407,7 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def max_batch_bytes(self) -> int:
-        """The largest batch that fits a segment, also in a group with what is noted of it."""
+        """The largest batch that fits a segment, also in a group with the records about it."""
         return self.mapped_file_size_commit_log - 2 * KIB
 
     @property
@@ -419,11 +420,11 @@ class StoredEntry(msgspec.Struct, frozen=True, gc=False):
     """One entry of a consume queue.
 
     Attributes:
-        queue_offset: Of its message.
-        commitlog_offset: Where the message's batch begins, as it says; -1 if it does not.
-        size: Of the batch in bytes.
-        tag_hash: 0 for no tag.
-        problem: What is wrong with it; "" for nothing.
+        queue_offset: Queue offset of its message.
+        commitlog_offset: Commit-log offset of the message's batch in the entry; -1 if it has none.
+        size: Size of the batch in bytes.
+        tag_hash: Hash of the message's tag, 0 for no tag.
+        problem: Fault of the entry, "" for none.
     """
 
     queue_offset: int
@@ -443,9 +444,10 @@ class QueueView(Protocol):
 
         Args:
             topic: Physical topic.
-            queue_id: From 0.
-            queue_offset: The first one; where the queue begins later, there.
-            count: Most; none behind what consumers see.
+            queue_id: Number of the queue, from 0.
+            queue_offset: Queue offset of the first entry; if the queue begins later, its first
+                offset.
+            count: Largest number of entries; none behind the last that consumers see.
         """
 
 
@@ -454,18 +456,18 @@ class InspectableStore(Protocol):
     """A store with consume queues to look at.
 
     Attributes:
-        inspector: Reads them. Another one after ``ReplicableLog.truncate``.
+        inspector: Reader of the consume queues. ``ReplicableLog.truncate`` replaces it.
     """
 
     inspector: QueueView
 
 
 class GoingSegment(msgspec.Struct, frozen=True, gc=False):
-    """A segment of the log that goes.
+    """A segment of the log that is being removed.
 
     Attributes:
-        commitlog_offset: Where it begins.
-        size: Its bytes.
+        commitlog_offset: Commit-log offset at which it begins.
+        size: Size in bytes.
     """
 
     commitlog_offset: int
@@ -476,12 +478,12 @@ class CleaningReport(msgspec.Struct):
     """Report of a pass of retention.
 
     Attributes:
-        segments: That go, oldest first.
-        reason: Why they go, or why none does.
-        forced: They go before their time.
+        segments: Segments to remove, oldest first.
+        reason: Reason for removing them, or for removing none.
+        forced: True if they are removed before their time.
         moves: Queues that begin later.
-        finished: The pass is over, or what it would do is known.
-        error: Why it stopped before; "" if it did not.
+        finished: The pass is over, or the result of a dry run is known.
+        error: Reason why the pass stopped early; "" if it did not.
     """
 
     segments: list[GoingSegment]
@@ -496,21 +498,21 @@ class Retention(Protocol):
     """Control of the removal of old messages from a store."""
 
     def configure(self, config: StoreConfig) -> None:
-        """Decides by other settings from now on.
+        """Uses other settings from now on.
 
         Args:
-            config: Its marks and times count: ``file_reserved_time``, ``delete_when``,
-                ``disk_max_used_space_ratio``, ``clean_file_forcibly_enable``.
+            config: Settings, of which these limits and times count: ``file_reserved_time``,
+                ``delete_when``, ``disk_max_used_space_ratio``, ``clean_file_forcibly_enable``.
         """
 
     def clean(self, *, dry_run: bool) -> CleaningReport | None:
         """Begins a pass now, whatever the hour is; ``tick`` does it, and completes the report.
 
         Args:
-            dry_run: Nothing goes: only find out what would.
+            dry_run: True to find out what would be removed, and remove nothing.
 
         Returns:
-            What it does; None if a pass is under way.
+            Report of the pass, filled while it goes on; None if another pass is under way.
         """
 
 
@@ -519,35 +521,35 @@ class RetainingStore(Protocol):
     """A store that removes old messages by itself.
 
     Attributes:
-        retention: What does so. Another one after ``ReplicableLog.truncate``.
+        retention: Control of the removal. ``ReplicableLog.truncate`` replaces it.
     """
 
     retention: Retention
 
 
 class RepairableLog(Protocol):
-    """Log of a store, for the search and repair of what a disk has changed in it."""
+    """Log of a store, for the search and repair of damage by a disk."""
 
     def look(self) -> None:
-        """Checks the next slice of the log, some milliseconds; what is bad is in ``damaged`` then.
+        """Checks the next slice of the log, some milliseconds; ``damaged`` has the bad ranges then.
 
-        After the end it rests for a day.
+        After the end of the log it rests for a day.
         """
 
     def damaged(self) -> Sequence[DamagedRange]:
         """Return the damaged ranges of the log, ascending; none that retention has removed."""
 
     def put_back(self, chunk: LogChunk) -> None:
-        """Writes good records in the place of damaged ones, durably, and has queues lead there.
+        """Writes good records in the place of damaged ones, durably, and adds their queue entries.
 
         Args:
-            chunk: From ``read_raw`` of a log that is the same; it begins where a damaged range
-                does, and what it leaves of that is damaged as before.
+            chunk: Chunk from ``read_raw`` of an identical log. It begins where a damaged range
+                does; the part of the range that it does not cover stays damaged.
 
         Raises:
             OffsetOutOfRange: No known damage begins there.
-            CorruptRecord: A record of it is not good; nothing was written.
-            StorageError: The disk refuses, or the segments have other bounds than here.
+            CorruptRecord: A record of the chunk is not good; nothing was written.
+            StorageError: The disk reports an error, or the segments have other bounds than here.
         """
 
 
@@ -555,11 +557,11 @@ class RepairableLog(Protocol):
 class ReplicableLog(Protocol):
     """Log of a store, for its copies.
 
-    A copy is byte for byte what it is a copy of; all that is derived from a log is the same then,
-    too. The stores share id and key.
+    A copy is byte for byte the same as its original, so everything that is derived from it is the
+    same, too. The stores share id and key.
 
     Attributes:
-        repair: What a disk has changed in it. Another one after ``truncate``.
+        repair: Search and repair of damage by a disk. ``truncate`` replaces it.
     """
 
     repair: RepairableLog
@@ -575,34 +577,34 @@ class ReplicableLog(Protocol):
         """Reads records as they are.
 
         Args:
-            start: Where the first one begins.
-            max_bytes: Stop before the record, or group, that would exceed this; one is read
-                whatever its size.
-            stop: Read nothing that ends behind this: the durable offset, say. None for all that
+            start: Start of the first record.
+            max_bytes: Size that the chunk does not exceed, except by its first record or group,
+                which is read whatever its size.
+            stop: End of the records to read, such as the durable offset. None for all that
                 is written.
             whole_groups: False for a chunk that may end inside of a group, for ``put_back`` alone.
 
         Returns:
-            A chunk; without records when the log, or what may be read of it, ends at ``start``, or
-            inside of the group that begins there: no chunk with its marker does. Its bytes may be a
-            view of the log, so hand it on before the log is cut.
+            A chunk. It has no records when the log, or the readable part of it, ends at ``start``
+            or inside of the group that begins there: no chunk without the whole group has its
+            marker. Its bytes may be a view of the log, so hand it on before the log is cut.
 
         Raises:
-            OffsetOutOfRange: The log is gone there, or does not reach as far.
+            OffsetOutOfRange: The log begins behind ``start``, or ends before it.
             CorruptRecord: No record begins there, or it is damaged.
         """
 
     def append_raw(self, chunk: LogChunk) -> None:
-        """Adds records as they are, and brings up to them all that is derived from the log.
+        """Adds records as they are, and brings everything derived from the log up to them.
 
         The next ``put`` begins an epoch of its own.
 
         Args:
-            chunk: From ``read_raw`` of a log that is the same up to there.
+            chunk: Chunk from ``read_raw`` of a log that is the same up to there.
 
         Raises:
             OffsetOutOfRange: The log does not end where the chunk begins.
-            CorruptRecord: A record of it is not good, or of a group some are missing; nothing was
+            CorruptRecord: A record of it is not good, or a group is not whole; nothing was
                 added.
             DiskFull: No room; nothing was added, and a later call may succeed.
             StorageError: The write failed, or the segments have other bounds than here; nothing
@@ -611,29 +613,30 @@ class ReplicableLog(Protocol):
         """
 
     def truncate(self, end_offset: CommitLogOffset) -> None:
-        """Cuts the end of the log off, durably, with all that was derived from it.
+        """Cuts the end of the log off, durably, with everything that was derived from it.
 
-        Of a group that would be cut nothing is left. What is cut is kept aside. Work grows with
-        that, and with the number of queues. After a crash meanwhile the cut is done when the store
-        is opened next. The index process, which reads the log beside the store, should not have
-        come as far: it notices, says so, and compares itself with the log.
+        A group that the cut would divide is removed as a whole. The cut bytes are kept aside. Work
+        grows with their number, and with the number of queues. After a crash meanwhile the cut is
+        completed when the store is opened next. The index process, which reads the log beside the
+        store, should not have come as far: if it has, it notices and logs this, and compares itself
+        with the log.
 
         Args:
-            end_offset: Where a record begins.
+            end_offset: Start of a record.
 
         Raises:
-            OffsetOutOfRange: The log is gone there, or does not reach as far.
+            OffsetOutOfRange: The log begins behind the offset, or ends before it.
             CorruptRecord: No good record begins there; nothing was cut.
-            DiskFull: No room for what is to be kept; nothing was cut.
-            StoreClosed: The disk refuses; the store has to be opened again, which does the rest.
+            DiskFull: No room for the bytes to keep aside; nothing was cut.
+            StoreClosed: The disk reports an error; opening the store again completes the cut.
         """
 
     def begin_epoch(self, epoch: int, note: bytes = b"") -> None:
         """Begins an epoch: notes it durably, then in the log.
 
         Args:
-            epoch: Higher than all before.
-            note: What its leader notes in the log, up to 4,096 bytes.
+            epoch: An epoch higher than all before.
+            note: Data of its leader for the log, up to 4,096 bytes.
 
         Raises:
             DiskFull: No room; may be tried again.
@@ -643,14 +646,14 @@ class ReplicableLog(Protocol):
     def epochs(self) -> Sequence[EpochStart]:
         """Epochs of which the log has records, ascending; see ``mqmesh.log_identity.common_end``.
 
-        Of a log without any: those that it goes on from.
+        A log without records has the epochs that it continues.
         """
 
     def log_end(self) -> CommitLogOffset:
-        """Return the offset where the next record will begin."""
+        """Return the commit-log offset where the next record will begin."""
 
     def identity(self) -> LogIdentity:
-        """Return the identity of the log, and the part of it that is there."""
+        """Return the identity of the log, and the range of it that this store has."""
 
     def beginning(self) -> LogStart:
         """Return the start of a new copy of the log; the records follow by ``append_raw``.
@@ -678,15 +681,15 @@ def _has_log(kind: "type[MessageStore]") -> bool:
 
 
 def begin_own_epoch(store: "MessageStore") -> int:
-    """Begins an epoch for a master without a numbering by others, durably.
+    """Begins an epoch for a master whose epochs no group numbers, durably.
 
-    On a full disk, too: room for that was taken before.
+    This succeeds on a full disk, too: room for it was allocated before.
 
     Returns:
-        Higher than all before.
+        The epoch, higher than all before.
 
     Raises:
-        StorageError: It cannot be noted.
+        StorageError: The epoch cannot be saved.
     """
     if isinstance(store, ReplicableLog):
         starts = store.epochs()
@@ -709,11 +712,11 @@ class RememberedBatch(Protocol):
 
     @property
     def producer_crc(self) -> int:
-        """Checksum of what its producer sent."""
+        """Checksum of the batch as its producer sent it."""
 
     @property
     def end_offset(self) -> int:
-        """Commit-log offset behind it."""
+        """Commit-log offset behind the batch."""
 
 
 class MessageStore(ABC):
@@ -735,21 +738,21 @@ class MessageStore(ABC):
         """Stores batches in the order given, all of them in one write.
 
         A batch whose producer, first sequence, message count and producer checksum equal those
-        of one of the last few batches of the same queue is not stored again (``DUPLICATE``). One
-        that shares only sequences with such a batch is refused (``SEQUENCE_CONFLICT``). Neither
-        goes for batches with ``Attributes.REDELIVERED``. What may still be repeated is not
-        forgotten for new producers (``TOO_MANY_PRODUCERS``).
+        of one of the last few batches of the same queue is not stored again (``DUPLICATE``). A
+        batch that shares only sequences with such a batch is refused (``SEQUENCE_CONFLICT``).
+        Neither rule applies to batches with ``Attributes.REDELIVERED``. A batch that may still be
+        repeated is not forgotten for a new producer (``TOO_MANY_PRODUCERS``).
 
-        Of a group (``BatchToPut.group``) all batches are stored or none is, whatever dies
-        meanwhile, and consumers see all or none. It is judged as a whole: it is a duplicate where
-        each of its batches is that is not redelivered, and refused where only some are.
+        All batches of a group (``BatchToPut.group``) are stored or none is, also in a crash, and
+        consumers see all or none. A group is judged as a whole, by its batches that are not
+        redelivered: it is a duplicate if all of them are, and refused if only some are.
 
         Args:
             batches: Checked batches; the caller may reuse their memory afterwards. A group that
                 is over ``StoreConfig.max_group_bytes`` is refused (``MESSAGE_ILLEGAL``).
-            store_timestamp: Now, wall clock.
+            store_timestamp: Current time, wall clock.
             despite_full: Uses room that is left when ``disk_space_warning_level_ratio`` has been
-                reached: for what the broker itself has to note.
+                reached: for records of the broker itself.
 
         Returns:
             One result a batch, in the same order.
@@ -774,28 +777,28 @@ class MessageStore(ABC):
         """Reads batches of a queue.
 
         An unknown queue reads as an empty one. Work is bounded whatever the filter: a read
-        may answer ``NO_MATCHED_MESSAGE`` although messages that fit come later.
+        may answer ``NO_MATCHED_MESSAGE`` although matching messages come later.
 
         Args:
             topic: Physical topic.
-            queue_id: From 0.
-            queue_offset: First message wanted.
+            queue_id: Number of the queue, from 0.
+            queue_offset: Queue offset of the first requested message.
             max_bytes: Stop before the batch that would exceed this; one batch is returned
                 whatever its size.
             tag_hashes: Only batches with a message of one of these tags, and those that the store
-                cannot decide without reading them; None for all.
-            verify: Look at the batches' checksums, too, which is otherwise left to the reader.
-                A store that can repair itself passes, later, what is lost.
+                cannot decode without reading them; None for all.
+            verify: Check the batches' checksums, too, which is otherwise left to the reader.
+                A later read of a store that can repair itself skips lost messages.
 
         Raises:
-            CorruptRecord: The queue leads to a place where its batch is not, or the first batch
+            CorruptRecord: The queue leads to a place without its batch, or the first batch
                 is damaged.
         """
 
     def is_repairing(self, topic: str, queue_id: int) -> bool:
         """Return whether a queue is compared with the log, so that a read of it may succeed later.
 
-        A read that raises ``CorruptRecord`` begins that, where the store can.
+        A read that raises ``CorruptRecord`` begins that comparison, if the store can do it.
         """
         return False
 
@@ -803,7 +806,7 @@ class MessageStore(ABC):
     def queue_bounds(self, topic: str, queue_id: int) -> tuple[QueueOffset, QueueOffset]:
         """Return the offsets of the first message and of the next one that consumers will see.
 
-        Both are 0 for an unknown queue. What is not yet durable with ``SYNC_FLUSH`` does
+        Both are 0 for an unknown queue. With ``SYNC_FLUSH``, messages that are not yet durable do
         not count.
         """
 
@@ -815,7 +818,7 @@ class MessageStore(ABC):
         the time was passed.
 
         Raises:
-            CorruptRecord: The queue leads to a place where its batch is not.
+            CorruptRecord: The queue leads to a place without its batch.
         """
 
     @abstractmethod
@@ -823,7 +826,7 @@ class MessageStore(ABC):
         """Return the stored batch that begins at an offset, checked by ``check_stored``.
 
         Raises:
-            OffsetOutOfRange: Before the first or behind the last stored batch.
+            OffsetOutOfRange: The offset is before the first or behind the last stored batch.
             CorruptRecord: No good batch begins there.
         """
 
@@ -834,11 +837,11 @@ class MessageStore(ABC):
 
         Args:
             topic: Physical topic.
-            queue_id: From 0.
-            producer_id: Of the producer instance.
+            queue_id: Number of the queue, from 0.
+            producer_id: Id of the producer instance.
 
         Returns:
-            Empty for a producer that is not known there, or not any more.
+            The batches; empty for a producer that is unknown there, or was forgotten.
         """
         return ()
 
@@ -854,7 +857,7 @@ class MessageStore(ABC):
     def delete_topic(self, topic: str) -> None:
         """Forgets all queues of a topic, durably once ``durable_offset`` has moved past.
 
-        Its batches stay in the log until that is cleaned. A topic of the same name starts
+        Its batches stay in the log until retention removes them. A topic of the same name starts
         at queue offset 0. No error if the topic is unknown.
 
         Raises:
@@ -874,12 +877,12 @@ class MessageStore(ABC):
 
         Args:
             topic: Physical topic.
-            queue_id: From 0.
-            epoch: The newest that the client knows, from 1.
+            queue_id: Number of the queue, from 0.
+            epoch: Newest epoch that the client knows, from 1.
 
         Returns:
-            Messages at or behind this queue offset are others than in that epoch; None if it
-            lost none.
+            Queue offset at and behind which messages differ from those of that epoch; None if the
+            queue has lost none.
 
         Raises:
             CorruptRecord: The queue's entries are damaged.
@@ -889,32 +892,32 @@ class MessageStore(ABC):
     def keep_from(self, holder: str, commitlog_offset: CommitLogOffset) -> None:  # noqa: B027
         """Keep the log at and behind an offset from retention, however full the disk is.
 
-        Not remembered when the store is closed. Backends that remove nothing by themselves
-        need not listen.
+        The store does not remember the offset when it is closed. Backends that remove nothing by
+        themselves may ignore it.
 
         Args:
             holder: Name of the part that needs it; the lowest offset of all holders counts.
-            commitlog_offset: Replaces the one that this holder gave before.
+            commitlog_offset: New offset of this holder, in the place of its last one.
         """
 
     def show_to(self, position: Callable[[], int] | None) -> None:  # noqa: B027
-        """Lets consumers see no more of the log than ``position`` says, be it less than is durable.
+        """Hides the log behind ``position`` from consumers, even if it is durable.
 
-        Stores without replicas need not know of it.
+        Stores without replicas may ignore it.
 
         Args:
-            position: Commit-log offset, asked with every read. What is there now stays visible.
-                None for all of the log, at once.
+            position: Returns a commit-log offset; called by every read. Messages that are visible
+                now stay visible. None shows all of the log, at once.
         """
 
     def retention_wish(self) -> CommitLogOffset:
-        """Return the offset up to which retention would remove but for ``keep_from``, or 0."""
+        """Return the offset up to which retention would remove without ``keep_from``, or 0."""
         return CommitLogOffset(0)
 
     def take_forced_moves(self) -> list[QueueMove]:
         """Queues of which messages were removed before their time, since the call before.
 
-        Backends that never do so need not listen.
+        Backends that never do so may ignore it.
         """
         return []
 
@@ -928,7 +931,7 @@ class MessageStore(ABC):
             now_ms: Monotonic clock.
 
         Returns:
-            True when more is waiting: call again as soon as nothing else is to do.
+            True when more work is waiting: call again as soon as there is nothing else to do.
 
         Raises:
             StoreClosed: A sync failed; the store has stopped.

@@ -25,7 +25,7 @@ from mqmesh.storage.queues.producer_states import ProducerStates, StoredBatch
 from mqmesh.units import CommitLogOffset, QueueOffset, TimestampMs
 
 STORE_ID: Final = 1
-"""All memory stores are the same one: none outlives its process."""
+"""All memory stores have the same id: none outlives its process."""
 
 
 class _Queue:
@@ -46,9 +46,9 @@ class MemoryStore(MessageStore):
         """Starts empty.
 
         Args:
-            config: Only what is said of producers and the segment size, the limit of a
+            config: Settings, of which only those of producers and the segment size, the limit of a
                 batch, matter.
-            clock: Not looked at: the caller says when a batch is stored.
+            clock: Not used: the caller gives the time at which a batch is stored.
         """
         del clock
         self._queues: dict[tuple[str, int], _Queue] = {}
@@ -103,7 +103,7 @@ class MemoryStore(MessageStore):
         tag_hashes: frozenset[int] | None = None,
         verify: bool = False,
     ) -> GetResult:
-        """Implement ``MessageStore.get``; memory is not doubted."""
+        """Implement ``MessageStore.get``; bytes in memory need no check."""
         self._check_open()
         queue = self._queues.get((topic, queue_id)) or _Queue()
         end = QueueOffset(queue.end)

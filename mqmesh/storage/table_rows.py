@@ -1,4 +1,4 @@
-"""Rows of tables: pairs of bytes in the order of their keys, made of the log."""
+"""Rows of tables: pairs of bytes in the order of their keys, derived from the log."""
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
@@ -8,14 +8,14 @@ Pair = tuple[bytes, bytes]
 
 
 class TableRows(Protocol):
-    """Keeper of pairs of bytes, which is empty whenever it lost any.
+    """Keeper of pairs of bytes, which is empty whenever it has lost any.
 
-    All methods but ``close`` raise ``CorruptRecord`` or ``StorageError`` when it cannot be read or
-    written; ``reset`` is the way out. One thread at a time.
+    All methods but ``close`` raise ``CorruptRecord`` or ``StorageError`` when the rows cannot be
+    read or written; ``reset`` recovers from that. One thread at a time.
     """
 
     def begin(self) -> None:
-        """Open it for a role that begins; again does no harm."""
+        """Open the rows for a role that begins; a second call does no harm."""
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Return the value of each key, None if there is none."""
@@ -24,7 +24,7 @@ class TableRows(Protocol):
         """Return pairs with keys at or behind ``start`` and before ``stop``, in order."""
 
     def write(self, puts: Sequence[Pair], deletes: Iterable[bytes] = ()) -> None:
-        """Put and delete pairs: all or nothing. Keys are given once; ``puts`` are sorted.
+        """Put and delete pairs: all or nothing. Each key is given once; ``puts`` are sorted.
 
         Raises:
             DiskFull: No room; nothing was written.
@@ -37,11 +37,11 @@ class TableRows(Protocol):
         """Release the files as the end of the process does."""
 
     def close(self) -> None:
-        """Make all durable, and release the files; may be called again."""
+        """Make all rows durable, and release the files; may be called again."""
 
 
 class MemoryRows:
-    """Rows in memory, for brokers that keep nothing."""
+    """Rows in memory, for brokers that keep nothing on disk."""
 
     def __init__(self) -> None:
         self._values: dict[bytes, bytes] = {}
@@ -79,4 +79,4 @@ class MemoryRows:
         """Implement ``TableRows.abandon``."""
 
     def close(self) -> None:
-        """Implement ``TableRows.close``: they stay until the process ends."""
+        """Implement ``TableRows.close``: the rows stay until the process ends."""

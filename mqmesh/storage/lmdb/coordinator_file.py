@@ -12,9 +12,9 @@ key                       value
                           an array: host, pid, start
 ========================= ======================================================================
 
-Before each value stands, little endian, the CRC-32 u32 of the key and all that follows, then the
-format's version u8, 1. A file that lacks a part, or has one that does not fit, is damaged: nobody
-may take it for one in which a record never was.
+Each value has a prefix, little endian: the CRC-32 u32 of the key and of all bytes that follow, then
+the format's version u8, 1. A file that lacks a part, or has one that does not fit, is damaged. A
+damaged file does not prove that a record never existed.
 """
 
 import struct
@@ -33,7 +33,7 @@ from mqmesh.units import MIB
 FORMAT_VERSION: Final = 1
 MAP_BYTES: Final = 16 * MIB
 MOST_PAIRS: Final = 1_000_000
-"""More are no file of a coordinator."""
+"""Limit of pairs; a file with more belongs to no coordinator."""
 
 _PREFIX: Final = struct.Struct("<IB")
 _HEAD: Final = b"h"
@@ -47,8 +47,8 @@ class KeptRecord(msgspec.Struct, array_like=True, frozen=True):
     """A record on disk.
 
     Attributes:
-        version: From 1 on.
-        value: Whatever it says.
+        version: Version of the record, from 1 on.
+        value: Value of the record.
     """
 
     version: int
@@ -59,11 +59,11 @@ class KeptSession(msgspec.Struct, array_like=True, frozen=True):
     """A session on disk.
 
     Attributes:
-        key: Of the record that it belongs to.
-        owner: Number among those of the key.
-        ttl_ms: It ends so long after the last renewal.
-        presence: What its owner said when it began.
-        process: Of its owner.
+        key: Key of the record that the session belongs to.
+        owner: Number of the owner, among those of the key.
+        ttl_ms: Time after the last renewal at which the session ends, ms.
+        presence: Presence that the owner gave at the session's begin.
+        process: Process of the owner.
     """
 
     key: str
@@ -81,9 +81,9 @@ class KeptChange(msgspec.Struct, frozen=True):
     """Records and sessions that are written together.
 
     Attributes:
-        records: By key.
-        sessions: By name.
-        ended: Names of sessions that are gone.
+        records: Records by key.
+        sessions: Sessions by name.
+        ended: Names of sessions that have ended.
     """
 
     records: dict[str, KeptRecord] = {}
@@ -95,21 +95,21 @@ class CoordinatorFile:
     """The file of an embedded coordinator.
 
     Args:
-        directory: Its own; made if need be.
+        directory: Directory of the file alone; made if need be.
 
     Attributes:
-        records: As they were when it was opened, by key.
-        sessions: The same of sessions, by name.
+        records: Records at the time of opening, by key.
+        sessions: Sessions at the time of opening, by name.
 
     Raises:
-        CorruptRecord: It is damaged; nothing was changed.
-        DiskFull: No room to make it.
-        StorageError: It cannot be opened.
+        CorruptRecord: The file is damaged; nothing was changed.
+        DiskFull: There is no room to make the file.
+        StorageError: The file cannot be opened.
     """
 
     def __init__(self, directory: Path) -> None:
         path = directory / DATA_FILE
-        # An empty one is what a process leaves that is killed while it makes it.
+        # An empty file is left by a process that was killed while it made the file.
         if path.exists() and path.stat().st_size and not has_sound_pages(path):
             raise CorruptRecord(f"{path} is damaged: its pages contradict one another")
         self._path = path
@@ -129,7 +129,7 @@ class CoordinatorFile:
 
         Raises:
             DiskFull: No room; nothing was written.
-            StorageError: Nobody knows what the file holds; close it.
+            StorageError: The content of the file is unknown; close it.
         """
         known = self._known | change.records.keys()
         puts = encode_pairs(change, record_count=len(known))
@@ -137,7 +137,7 @@ class CoordinatorFile:
         self._known = known
 
     def close(self) -> None:
-        """Closes it; may be called again."""
+        """Closes the file; may be called again."""
         self._env.close()
 
 
@@ -145,8 +145,8 @@ def encode_pairs(change: KeptChange, *, record_count: int) -> list[Pair]:
     """Return the pairs that a change puts into the file, by key.
 
     Args:
-        change: What is written; what ends by it leaves nothing.
-        record_count: Records that the file has then.
+        change: Records and sessions to write; an ended session leaves no pair.
+        record_count: Number of records in the file after the change.
     """
     pairs = [_pair(_HEAD, _CoordinatorHead(record_count))]
     pairs += [_pair(_RECORD + key.encode(), one) for key, one in change.records.items()]

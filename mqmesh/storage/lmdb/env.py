@@ -1,14 +1,13 @@
-"""One LMDB environment: the only module that knows the library.
+"""One LMDB environment: the only module that uses the library.
 
-What an index keeps can always be made again from the commit log, so environments
-run without syncs (``sync=False``) unless asked for; a caller that needs one durable calls
-``sync``. They run without LMDB's own lock file as well: a lock around the directory lets one
-process in, and no reading transaction ever outlives a call of this module. So
-there are no stale readers, and the map can grow between any two calls.
-
-Never ``writemap``: it trades an error for a signal on a full disk. LMDB 0.9
-keeps no checksums of its pages; the values must carry checksums of their own. LMDB also takes for
-granted what pages say of one another, so a file that was made to harm leads it out of its map.
+The content of an index can always be made again from the commit log, so environments run without
+syncs (``sync=False``) unless requested; a caller that needs a durable environment calls ``sync``.
+They run without LMDB's own lock file as well: a lock on the directory admits one process only, and
+no reading transaction ever outlives a call of this module. So there are no stale readers, and the
+map can grow between any two calls.
+``writemap`` is never used: on a full disk it raises a signal instead of an error. LMDB 0.9
+keeps no checksums of its pages; the values must carry checksums of their own. LMDB also trusts the
+references between pages, so a forged file can make it read outside of its map.
 ``has_sound_pages`` detects such files.
 """
 
@@ -33,7 +32,7 @@ log = logging.getLogger(__name__)
 
 DATA_FILE: Final = "data.mdb"
 MOST_MAP_BYTES: Final = 256 * GIB
-"""An environment grows no further; it is address space, not memory."""
+"""Limit of an environment's size; it is address space, not memory."""
 
 _DAMAGE: Final = (
     lmdb.CorruptedError,
@@ -51,30 +50,30 @@ Pair = tuple[bytes, bytes]
 
 
 def has_sound_pages(path: Path) -> bool:
-    """Return True when LMDB may look into a file that is not this process's own.
+    """Return True when LMDB may read a file that another process has written.
 
-    Every page is read and compared with all that lead to it, by Python code that cannot be led
-    astray: it takes 0.2 s for 100 MB. Nobody may write to the file afterwards.
+    Every page is read and compared with all that lead to it, by Python code that cannot be
+    misled: it takes 0.2 s for 100 MB. No process may write to the file afterwards.
 
     Args:
         path: ``DATA_FILE`` of an environment.
 
     Raises:
-        StorageError: It cannot be read.
+        StorageError: The file cannot be read.
     """
     try:
         return not verify.verify(str(path), subdir=False)
     except OSError as error:
         raise storage_error(error, f"{path} cannot be read") from error
     except (verify.VerifyError, struct.error, ArithmeticError, LookupError, RecursionError):
-        return False  # it cannot even be walked through
+        return False  # its tree cannot even be walked
 
 
 class LmdbEnv:
     """Pairs of bytes in the order of their keys. One thread at a time.
 
     Attributes:
-        grown: How often the map was enlarged since it was opened.
+        grown: Number of times that the map was enlarged since the opening.
     """
 
     def __init__(
@@ -83,16 +82,16 @@ class LmdbEnv:
         """Opens an environment, making it if need be.
 
         Args:
-            directory: Its own; made if need be.
+            directory: Directory of the environment alone; made if need be.
             map_size: Room for data in bytes; it grows by itself.
             durable: Every write is on disk when it returns, and no power cut damages the
-                file. Without, a power cut may damage all of it.
-            read_only: It is there, and only looked at.
+                file. Without this, a power cut may damage all of the file.
+            read_only: The environment exists, and is only read.
 
         Raises:
-            CorruptRecord: What is there is no sound environment.
-            DiskFull: No room to make it.
-            StorageError: It cannot be opened.
+            CorruptRecord: The file is no sound environment.
+            DiskFull: There is no room to make the environment.
+            StorageError: The environment cannot be opened.
         """
         self._directory = directory
         self._cursor: lmdb.Cursor | None = None
@@ -100,7 +99,7 @@ class LmdbEnv:
         try:
             if not read_only:
                 make_folder(directory)
-            # What is there already must fit, whatever the configuration says by now.
+            # Existing data must fit, whatever the configuration says by now.
             map_size = max(map_size, 2 * self.file_bytes)
             self._env = lmdb.open(
                 str(directory),
@@ -128,7 +127,7 @@ class LmdbEnv:
 
     @property
     def file_bytes(self) -> int:
-        """Size of its file, 0 before it was made."""
+        """Size of the environment's file, 0 if it does not exist yet."""
         try:
             return self._path.stat().st_size
         except FileNotFoundError:
@@ -142,7 +141,7 @@ class LmdbEnv:
         """Return the value of a key, None if there is none.
 
         Raises:
-            CorruptRecord, StorageError: It cannot be read.
+            CorruptRecord, StorageError: The value cannot be read.
         """
         try:
             with self._env.begin() as transaction:
@@ -151,10 +150,10 @@ class LmdbEnv:
             raise self._error(error, "cannot be read") from error
 
     def get_many(self, keys: Iterable[bytes]) -> list[bytes | None]:
-        """Return the value of each key, None if there is none, all of one moment.
+        """Return the value of each key, None if there is none, in one transaction.
 
         Raises:
-            CorruptRecord, StorageError: They cannot be read.
+            CorruptRecord, StorageError: The values cannot be read.
         """
         try:
             with self._env.begin() as transaction:
@@ -166,7 +165,7 @@ class LmdbEnv:
         """Return the pair with the last key that is not behind a given one, None if there is none.
 
         Raises:
-            CorruptRecord, StorageError: It cannot be read.
+            CorruptRecord, StorageError: The pair cannot be read.
         """
         cursor = self._cursor
         if cursor is None:
@@ -183,13 +182,13 @@ class LmdbEnv:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Has the calls of ``at_or_before`` inside of it share one transaction.
+        """Context in which all calls of ``at_or_before`` share one transaction.
 
-        A search asks for hundreds of blocks, and a transaction costs as much as a look into
-        one. Nothing may be written meanwhile.
+        A search reads hundreds of blocks, and a transaction costs as much as one look-up.
+        Nothing may be written meanwhile.
 
         Raises:
-            CorruptRecord, StorageError: It cannot be read.
+            CorruptRecord, StorageError: The environment cannot be read.
         """
         if self._cursor is not None:
             yield
@@ -209,11 +208,11 @@ class LmdbEnv:
 
         Args:
             start: First key.
-            stop: Behind the last key.
-            most: Pairs to return.
+            stop: Key behind the last one.
+            most: Largest number of pairs to return.
 
         Raises:
-            CorruptRecord, StorageError: It cannot be read.
+            CorruptRecord, StorageError: The pairs cannot be read.
         """
         found: list[Pair] = []
         try:
@@ -248,9 +247,9 @@ class LmdbEnv:
     def write(self, puts: Sequence[Pair], deletes: Iterable[bytes] = ()) -> None:
         """Puts and deletes pairs in one transaction: all of it or nothing.
 
-        Nothing is durable before ``sync``, unless the environment is opened so, but what was
-        written survives the death of the process. After any error but ``DiskFull`` close the
-        environment: what its file holds is then not known.
+        Nothing is durable before ``sync``, unless the environment was opened as durable, but
+        written pairs survive the death of the process. After any error but ``DiskFull`` close the
+        environment: the content of its file is then unknown.
 
         Args:
             puts: Pairs; for keys that are there already, new values. Quickest when sorted.
@@ -258,7 +257,7 @@ class LmdbEnv:
 
         Raises:
             DiskFull: No room; nothing was written.
-            CorruptRecord, StorageError: It cannot be written.
+            CorruptRecord, StorageError: The environment cannot be written.
         """
         deletes = list(deletes)
         while True:
@@ -270,7 +269,7 @@ class LmdbEnv:
                         cursor.putmulti(puts)
                 return
             except lmdb.MapFullError:
-                # The transaction is gone, so nothing stands in the way of a larger map.
+                # The transaction is over, so nothing prevents a larger map.
                 self._grow()
             except lmdb.Error as error:
                 raise self._error(error, "cannot be written") from error
@@ -290,7 +289,7 @@ class LmdbEnv:
         """Makes everything written durable.
 
         Raises:
-            StorageError: It failed; nobody knows what the file holds, so remove it.
+            StorageError: It failed; the content of the file is unknown, so remove it.
         """
         try:
             self._env.sync(True)
@@ -298,13 +297,13 @@ class LmdbEnv:
             raise self._error(error, "cannot be synced") from error
 
     def copy(self, directory: Path) -> None:
-        """Writes a compact copy of what the environment holds now, all of one moment.
+        """Writes a compact copy of the environment, of one moment.
 
         Args:
-            directory: For the copy; it is there, and empty.
+            directory: Directory of the copy; it exists, and is empty.
 
         Raises:
-            CorruptRecord, DiskFull, StorageError: It cannot be copied.
+            CorruptRecord, DiskFull, StorageError: The environment cannot be copied.
         """
         try:
             self._env.copy(str(directory), compact=True)

@@ -1,4 +1,4 @@
-"""Keys and values of the ``lmdb`` backend: what stands where in its environment.
+"""Keys and values of the ``lmdb`` backend: the content of its environment.
 
 Keys begin with a letter; numbers in keys are big endian, so that they sort:
 
@@ -15,9 +15,9 @@ key                                      value
                                          and ``P`` are being removed
 ======================================== =========================================
 
-A topic that is made again after its deletion gets a new topic id, so deleting
-is one small transaction however much there is. The ``L`` pairs are the truth:
-everything else can be derived from them.
+A topic that is made again after its deletion gets a new topic id, so deleting a topic of any size
+is one small transaction. The ``L`` pairs are the source of truth: everything else can be derived
+from them.
 """
 
 import hashlib
@@ -57,11 +57,11 @@ class EnvironmentHead(msgspec.Struct, array_like=True, frozen=True):
     Attributes:
         format: ``FORMAT``.
         store_id: Identity of the store, in every batch.
-        epoch: Of the batches to come.
-        next_topic_id: At least; larger ones may be in use.
+        epoch: Epoch of new batches.
+        next_topic_id: Lower bound of the next topic's id; larger ids may be in use.
         clean: The store was closed in order.
         durable: Its commits were synced one by one, so no power cut can damage it.
-        boot_id: Of the system that wrote this.
+        boot_id: Boot id of the system that wrote this.
     """
 
     format: int
@@ -125,7 +125,7 @@ def decode_topic(value: bytes) -> tuple[int, str]:
     """Return the topic id and name.
 
     Raises:
-        CorruptRecord: It is damaged.
+        CorruptRecord: The value is damaged.
     """
     return _decode(_topics, value, "name of a topic")
 
@@ -163,7 +163,7 @@ def decode_entry(key: bytes, value: bytes) -> Entry:
     """Decode an entry.
 
     Raises:
-        CorruptRecord: It is damaged.
+        CorruptRecord: The entry is damaged.
     """
     hashes = value[_ENTRY.size :]
     if len(value) >= _ENTRY.size:
@@ -187,7 +187,7 @@ def decode_window(value: bytes) -> list[StoredBatch]:
     """Decode the last batches of a producer.
 
     Raises:
-        CorruptRecord: They are damaged.
+        CorruptRecord: The value is damaged.
     """
     return _decode(_windows, value, "last batches of a producer")
 
@@ -211,7 +211,7 @@ def decode_head(value: bytes) -> EnvironmentHead:
     """Decode the head.
 
     Raises:
-        CorruptRecord: It is damaged, or of a later program.
+        CorruptRecord: The head is damaged, or a later program wrote it.
     """
     head = _decode(_heads, value, "head")
     if head.format != FORMAT:

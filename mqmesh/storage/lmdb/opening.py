@@ -1,4 +1,4 @@
-"""Opens the environment of an ``lmdb`` store and reads what the store keeps in memory."""
+"""Opens the environment of an ``lmdb`` store and reads the state that the store keeps in memory."""
 
 import contextlib
 import logging
@@ -33,9 +33,9 @@ from mqmesh.units import GIB, MIB, CommitLogOffset, TimestampMs
 log = logging.getLogger(__name__)
 
 DIRECTORY: Final = "lmdb"
-"""Name of the environment's directory, in that of the store."""
+"""Name of the environment's directory, in the directory of the store."""
 FIRST_MAP_BYTES: Final = 1 * GIB
-"""Address space, not memory."""
+"""First size of the map: address space, not memory."""
 PAIRS_AT_ONCE: Final = 1024
 BATCHES_AT_ONCE: Final = 16
 PROGRESS_EVERY_BYTES: Final = 8 * MIB
@@ -47,9 +47,9 @@ class Queue:
 
     Attributes:
         topic: Physical topic.
-        topic_id: Of this life of the topic.
-        queue_id: From 0.
-        end: Queue offset of the next message; 0 only before its first was stored.
+        topic_id: Id of the topic, until its next deletion.
+        queue_id: Number of the queue, from 0.
+        end: Queue offset of the next message; 0 only before the first message was stored.
     """
 
     __slots__ = ("end", "queue_id", "topic", "topic_id")
@@ -63,7 +63,7 @@ class Queue:
 
 @dataclass
 class Contents:
-    """Content of an environment, as far as it is kept in memory."""
+    """The part of an environment that is kept in memory."""
 
     head: EnvironmentHead
     started_clean: bool
@@ -82,7 +82,7 @@ class Contents:
 
 @dataclass(frozen=True)
 class EnvironmentParts:
-    """An opened environment; ``resources`` closes it and lets go of the lock."""
+    """An opened environment; ``resources`` closes it and releases the lock."""
 
     directory: Path
     env: LmdbEnv
@@ -97,14 +97,14 @@ def open_environment(
     """Opens or makes a store's environment.
 
     Args:
-        directory: The store's; made if need be.
+        directory: Directory of the store; made if need be.
         config: Settings.
         now_ms: Wall clock, for labels.
         on_progress: Called now and then with the progress of a check after a power cut.
 
     Raises:
         StoreLocked: Another process has the store open.
-        StorageError: It cannot be opened.
+        StorageError: The environment cannot be opened.
     """
     durable = config.flush_disk_type is FlushDiskType.SYNC_FLUSH
     with contextlib.ExitStack() as resources:
@@ -126,7 +126,7 @@ def open_environment(
         _check_after_power_cut(env, contents, now_ms, on_progress)
         head = msgspec.structs.replace(
             contents.head,
-            # What was stored last may be gone, and its offsets are given again.
+            # The last batches may be lost, and new ones get their offsets.
             epoch=contents.head.epoch + 1,
             next_topic_id=contents.next_topic_id,
             clean=False,
@@ -140,10 +140,10 @@ def open_environment(
 
 
 def load(env: LmdbEnv, states: ProducerStates) -> Contents:
-    """Reads what a store keeps in memory; changes nothing but the states given.
+    """Reads the state that a store keeps in memory; changes only the states given.
 
     Raises:
-        CorruptRecord, StorageError: It cannot be read.
+        CorruptRecord, StorageError: The environment cannot be read.
     """
     value = env.get(layout.HEAD_KEY)
     if value is None:
@@ -204,7 +204,7 @@ def _load_states(env: LmdbEnv, contents: Contents, names: dict[int, str]) -> Non
 def pairs(
     env: LmdbEnv, start: bytes, stop: bytes, *, at_once: int = PAIRS_AT_ONCE
 ) -> Iterator[Pair]:
-    """Yield all pairs between two keys, read bit by bit."""
+    """Yield all pairs between two keys, read in pieces of ``at_once`` pairs."""
     while True:
         some = env.range(start, stop, most=at_once)
         yield from some
@@ -218,12 +218,12 @@ def check_log(env: LmdbEnv, store_id: int, first: int = 0) -> Iterator[tuple[int
 
     Args:
         env: The environment.
-        store_id: That batches must have.
+        store_id: Store id that batches must have.
         first: Commit-log offset of the first record to look at.
 
     Yields:
-        For each record where it begins and ends, and what is wrong with it; for a gap
-        between records the same.
+        For each record its begin, its end, and its fault or None; for a gap between records
+        the same.
 
     Raises:
         CorruptRecord, StorageError: The environment itself is damaged.
@@ -260,7 +260,7 @@ def _check_after_power_cut(
     """Read everything after a power cut, which may damage anything where commits were not synced.
 
     Raises:
-        CorruptRecord: The environment is damaged, so that nobody knows what is lost.
+        CorruptRecord: The environment is damaged, so it is unknown how much is lost.
     """
     head = contents.head
     if head.clean or head.durable or head.boot_id == read_boot_id():

@@ -31,15 +31,15 @@ def read_batches(
         env: The environment.
         queue: The queue.
         queue_offset: First message wanted; there is one.
-        max_bytes: Of all batches together; the first may exceed it.
+        max_bytes: Limit of the size of all batches together; the first may exceed it.
         tag_hashes: Only batches with a message of one of these tags; None for all.
-        verify: Their checksums must be right.
+        verify: True to check the checksums of the batches.
 
     Returns:
         The batches, the queue offset to go on from, and the number of messages wanted.
 
     Raises:
-        CorruptRecord: The first batch is not where the queue leads to, or damaged.
+        CorruptRecord: The first batch is not at the place that its entry names, or is damaged.
     """
     data: list[bytes | memoryview] = []
     size = count = 0
@@ -64,7 +64,7 @@ def entry_at(env: LmdbEnv, queue: Queue, queue_offset: int) -> Entry:
     """Return the entry of the batch that holds an offset.
 
     Raises:
-        CorruptRecord: It is missing.
+        CorruptRecord: The entry is missing.
     """
     found = env.at_or_before(layout.entry_key(queue.topic_id, queue.queue_id, queue_offset))
     if found is not None and found[0].startswith(layout.ENTRY):
@@ -76,10 +76,10 @@ def entry_at(env: LmdbEnv, queue: Queue, queue_offset: int) -> Entry:
 
 
 def entries(env: LmdbEnv, queue: Queue, queue_offset: int) -> Iterator[Entry]:
-    """Entries from that which holds an offset to the end of the queue, with no gaps.
+    """Entries from the one that holds an offset to the end of the queue, with no gaps.
 
     Raises:
-        CorruptRecord: One is missing.
+        CorruptRecord: An entry is missing.
     """
     entry = entry_at(env, queue, queue_offset)
     yield entry
@@ -94,7 +94,7 @@ def entries(env: LmdbEnv, queue: Queue, queue_offset: int) -> Iterator[Entry]:
 
 
 def _batch(env: LmdbEnv, queue: Queue, entry: Entry, verify: bool) -> bytes:
-    """Return the batch that an entry leads to; usually its reader looks at the checksums."""
+    """Return the batch that an entry leads to; usually its reader checks the checksums."""
     data = env.get(layout.log_key(entry.commitlog_offset))
     read = check_stored if verify else read_header
     try:

@@ -1,14 +1,13 @@
 """LmdbStore: the whole store in one LMDB environment, for small installations.
 
-Batches, queues and what makes repeated sends harmless are written by one
-transaction a ``put``, so after the death of the process all of them agree and
-there is nothing to recover. The broker puts all batches of a turn of its event
-loop at once: that is the group which a commit, and with ``SYNC_FLUSH`` its two
-syncs, is shared by.
+One transaction a ``put`` writes batches, queues and the state by which repeated sends are
+recognised. So after the death of the process all of them agree, and there is nothing to recover.
+The broker puts all batches of a turn of its event loop at once: they share one commit, and with
+``SYNC_FLUSH`` its two syncs.
 
-With ``ASYNC_FLUSH`` commits are not synced; a thread syncs the file now and
-then. If the *system* dies, LMDB promises nothing then: such a store is checked
-when it is opened next, and if LMDB cannot read it, all of it is lost.
+With ``ASYNC_FLUSH`` commits are not synced; a thread syncs the file now and then. If the *system*
+dies, LMDB promises nothing: the next opening checks the store, and if LMDB cannot read it, all of
+it is lost.
 """
 
 import errno
@@ -62,7 +61,7 @@ _REDELIVERED: Final = int(Attributes.REDELIVERED)
 
 
 class _Draft:
-    """Changes that a put is about to write."""
+    """Changes that a put will write."""
 
     def __init__(self, contents: Contents) -> None:
         self._contents = contents
@@ -71,7 +70,7 @@ class _Draft:
         self.topic_ids: dict[str, int] = {}
 
     def queue(self, topic: str, queue_id: int) -> Queue:
-        """Return a queue; one that is new is the store's when this is written."""
+        """Return a queue; a new one belongs to the store when this draft is written."""
         queue = self._contents.topics.get(topic, {}).get(queue_id)
         queue = queue or self.queues.get((topic, queue_id))
         if queue is None:
@@ -91,7 +90,7 @@ class _Draft:
 
 
 class LmdbStore(MessageStore):
-    """One environment; everything on the caller's thread but syncs of ``ASYNC_FLUSH``."""
+    """A store in one environment; only syncs of ``ASYNC_FLUSH`` leave the caller's thread."""
 
     def __init__(
         self, parts: EnvironmentParts, config: StoreConfig, *, clock: Clock, wake: Wake
@@ -114,7 +113,7 @@ class LmdbStore(MessageStore):
                 sync=self._sync,
             )
         self._directory: Path = parts.directory
-        # Written last batches that are no longer in memory, about to be removed.
+        # Keys of last batches that the environment holds and memory no longer does; to be removed.
         self._forgotten: set[bytes] = set()
         self._put_batches = 0
         self._put_messages = 0
@@ -136,7 +135,7 @@ class LmdbStore(MessageStore):
         """Opens a store.
 
         Args:
-            directory: Where its files are; made if need be.
+            directory: Directory of the files; made if need be.
             config: Settings; of the sizes only ``mapped_file_size_commit_log`` counts, as
                 the limit of a batch.
             clock: Source of time, for labels.
@@ -145,8 +144,8 @@ class LmdbStore(MessageStore):
             on_progress: Called now and then while the store is checked after a power cut.
 
         Raises:
-            StoreLocked: Another process has it open.
-            StorageError: It cannot be opened.
+            StoreLocked: Another process has the store open.
+            StorageError: The store cannot be opened.
         """
         parts = open_environment(
             directory, config, now_ms=TimestampMs(clock.wall_ms()), on_progress=on_progress
@@ -205,7 +204,7 @@ class LmdbStore(MessageStore):
                 draft.pairs[key] = msgspec.msgpack.encode(window)
 
     def _apply(self, draft: _Draft, placed: Sequence[Placed[Queue]], end: int) -> None:
-        """Takes up what was written."""
+        """Adds written batches to the state in memory."""
         contents = self._contents
         contents.topic_ids |= draft.topic_ids
         contents.next_topic_id += len(draft.topic_ids)
@@ -226,19 +225,20 @@ class LmdbStore(MessageStore):
             self._flusher.written(end, [-1])
 
     def _commit(self, pairs: Sequence[Pair], deletes: Sequence[bytes] = ()) -> None:
-        """Writes in one transaction.
+        """Writes pairs in one transaction.
 
         Raises:
             DiskFull: No room; nothing was written.
-            StorageError: It failed; the store has stopped.
+            StorageError: The write failed; the store has stopped.
         """
         if not deletes:
             self._check_room(sum(len(value) for _, value in pairs))
         try:
             self._env.write(pairs, deletes)
         except StorageError as error:
-            # Without room the transaction is gone, and nothing refers to what it has written.
-            # After any other error nobody knows, and a second try may only seem to succeed.
+            # Without room the transaction is undone, and nothing refers to the pages that it wrote.
+            # After any other error the content is unknown, and a second try may only seem to
+            # succeed.
             if not isinstance(error, DiskFull):
                 self._failure = str(error)
                 log.critical("the store stops: %s", error)
@@ -254,7 +254,7 @@ class LmdbStore(MessageStore):
             )
 
     def _sync(self, fd: int) -> None:
-        """Sync for the flush thread; LMDB allows this one call beside those of our thread."""
+        """Sync for the flush thread; LMDB allows this one call beside those of its thread."""
         del fd
         try:
             self._env.sync()

@@ -1,8 +1,8 @@
 """File of a broker's tables: an LMDB environment without syncs, which the log makes again.
 
-It outlives the death of the process, which loses nothing that was written. A power cut may damage
-any page of it, so that it counts only in the life of the system that wrote it, or after an orderly
-stop; ``use`` beside it says which. Else it is empty.
+The file outlives the death of the process, which loses nothing that was written. A power cut may
+damage any page, so the file is valid only during the life of the system that wrote it, or after an
+orderly stop; ``use`` beside it records which. In any other case the table begins empty.
 """
 
 import shutil
@@ -26,8 +26,8 @@ class TableFileUse(msgspec.Struct, array_like=True, frozen=True):
     """Use of the file, on disk as msgpack.
 
     Attributes:
-        boot_id: Of the system that writes it.
-        is_clean: It was closed in order, and synced.
+        boot_id: Boot id of the system that writes the file.
+        is_clean: The file was closed in order, and synced.
     """
 
     boot_id: bytes
@@ -38,8 +38,8 @@ class TableFile:
     """Rows of tables on disk; implements ``TableRows``.
 
     Args:
-        directory: Its own; made when a first table is.
-        boot_id: Of the running system; zeros if it has none.
+        directory: Directory of the file alone; made together with the first table.
+        boot_id: Boot id of the running system; zeros if it has none.
     """
 
     def __init__(self, directory: Path, boot_id: bytes) -> None:
@@ -57,8 +57,7 @@ class TableFile:
             make_folder(self._directory)
         except OSError as error:
             raise storage_error(error, f"{self._directory} cannot be made") from error
-        # On the disk before anything is written: a power cut from now on makes the file count
-        # for nothing.
+        # On the disk before anything is written: from then on a power cut makes the file invalid.
         self._note_use(is_clean=False)
         try:
             self._env = LmdbEnv(self._directory, map_size=MAP_BYTES)
@@ -95,7 +94,7 @@ class TableFile:
             self.abandon()
             self._note_use(is_clean=True)
         except StorageError:
-            # It does not count then, and is made again from the log.
+            # The file is invalid then, and is made again from the log.
             self.abandon()
 
     def _open(self) -> LmdbEnv:
