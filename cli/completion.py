@@ -1,4 +1,4 @@
-"""`mqmesh completion`: what lets a shell complete commands, options, topics and groups."""
+"""`mqmesh completion`: script with which a shell completes commands, options, topics and groups."""
 
 import click
 from click.shell_completion import get_completion_class

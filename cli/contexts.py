@@ -73,7 +73,7 @@ def load_contexts() -> Contexts:
 
 
 def save_contexts(contexts: Contexts) -> None:
-    """Writes the file, as a whole; nobody but its owner may read it.
+    """Writes the file, as a whole; only its owner may read it.
 
     Raises:
         ConfigError: The file cannot be written, or there are too many contexts.
@@ -96,7 +96,7 @@ def save_contexts(contexts: Contexts) -> None:
 
 
 def find_cluster(namesrv: str | None, context: str | None) -> tuple[str, str, str]:
-    """Return the name servers that a command asks, and keys and namespace of their context.
+    """Return the name servers for a command, and the keys and the namespace of their context.
 
     Args:
         namesrv: Value of ``--namesrv``.

@@ -22,10 +22,10 @@ def use_credentials(path: Path) -> None:
 def choose_cluster(
     namesrv_option: str | None, context: str | None, data_dir: Path, namespace: str | None = None
 ) -> str:
-    """Find the cluster that a command asks, and use its keys and the namespace from now on.
+    """Find the cluster of a command, and use its keys and the namespace from now on.
 
-    A context that is named stands above MQMESH_CREDENTIALS and MQMESH_NAMESPACE, and the context in
-    use below them.
+    A context that is named overrides MQMESH_CREDENTIALS and MQMESH_NAMESPACE, and these override
+    the context in use.
 
     Args:
         namesrv_option: Value of ``--namesrv``.
@@ -56,7 +56,7 @@ def choose_cluster(
 def use_credentials_of(data_dir: Path, namesrv: str) -> None:
     """Takes the keys that `mqmesh up --secure` made, if they are for these name servers.
 
-    What MQMESH_CREDENTIALS says stands above them.
+    MQMESH_CREDENTIALS overrides them.
 
     Args:
         data_dir: Folder of a cluster.

@@ -66,7 +66,7 @@ COMMANDS: Final = {
     "completion": ("completion", "completion"),
 }
 
-# What processes of mqmesh call, and people need not know of.
+# Commands that processes of mqmesh call, and people need not know.
 HIDDEN_COMMANDS: Final = {
     "indexer": ("processes.indexer", "indexer"),
 }
@@ -166,7 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             standalone_mode=False,
             obj=options,
         )
-        # What is left in the buffer may meet a closed pipe, too.
+        # The rest of the buffer may meet a closed pipe, too.
         sys.stdout.flush()
     except (KeyboardInterrupt, click.Abort):
         if _wants_json(options, arguments):

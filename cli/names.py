@@ -19,7 +19,7 @@ PATIENCE_MS: Final = 1_000
 
 
 class TextArgument(click.types.StringParamType):
-    """An argument that is a text, not a file's name: whatever the terminal says, it is UTF-8."""
+    """An argument that is a text, not a file's name: it is UTF-8 at terminals of any encoding."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Returns the text if it has a UTF-8 form."""
@@ -63,7 +63,7 @@ class ClusterName(TextArgument):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """Returns the names that begin so; none when no name server can be asked."""
+        """Returns the names that begin so; none when no name server answers."""
         given = [one.params for one in (ctx, ctx.find_root())]
         namesrv = next((one["namesrv"] for one in given if one.get("namesrv")), None)
         try:
@@ -122,9 +122,9 @@ _NAMED: Final = {"topic": TopicName, "group": GroupName}
 
 
 def check_texts(command: click.Command, inside: str = "") -> None:
-    """Has all arguments of a command that are texts looked at, and those of commands in it.
+    """Adds checks to all text arguments of a command and of its subcommands.
 
-    Numbers get a name for errors: nobody types "a valid integer range".
+    Numbers get a name for errors in place of click's "a valid integer range".
 
     Args:
         command: Command to check.

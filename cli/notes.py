@@ -40,7 +40,7 @@ def print_error(text: str, *, as_json: bool | None = None) -> None:
     """Prints an error: a line, or ``{"error": text}`` where answers are JSON.
 
     Args:
-        text: What went wrong.
+        text: Description of the error.
         as_json: None to use the option of the command.
     """
     _print("error", text, as_json=as_json)

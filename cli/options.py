@@ -1,4 +1,4 @@
-"""Options that several commands have, and what they come to."""
+"""Options that several commands have, and their effects."""
 
 import functools
 import sys
@@ -47,7 +47,7 @@ def namesrv_option(function: _F) -> _F:
     def command(context: click.Context, /, *args: Any, namesrv: str | None, **kwargs: Any) -> Any:
         options = context.ensure_object(Options)
         given = options.namesrv if namesrv is None else namesrv
-        # What is said for one command stands above what is said for all.
+        # An option of the command overrides one of `mqmesh` itself.
         named = options.context if namesrv is None else None
         chosen = choose_cluster(given, named, Path(DEFAULT_DATA_DIR), options.namespace)
         return function(*args, namesrv=chosen, **kwargs)
@@ -56,7 +56,7 @@ def namesrv_option(function: _F) -> _F:
 
 
 def cluster_options(function: _F) -> _F:
-    """Adds ``--namesrv`` and ``--json``: options of a command that asks a cluster."""
+    """Adds ``--namesrv`` and ``--json``: options of a command that sends requests to a cluster."""
     return namesrv_option(json_option(function))
 
 
@@ -93,7 +93,7 @@ def confirm(effect: str, question: str, *, yes: bool) -> None:
     """Ask the user before something that cannot be undone.
 
     Args:
-        effect: What the command would do, for the error: "this deletes …".
+        effect: Effect of the command, for the error: "this deletes …".
         question: For a person at a terminal; the answer no ends the command.
         yes: The user gave ``--yes``: no question is asked.
 

@@ -59,7 +59,7 @@ def print_json(value: Any, *, flush: bool = True) -> None:
 
 
 def say(text: str = "") -> None:
-    """Prints a sentence for people as one line, whatever stands in it."""
+    """Prints a sentence for people as one line; control characters are escaped."""
     out = standard_output()
     out.write(one_line(text) + "\n")
     out.flush()
@@ -166,7 +166,7 @@ class Table(msgspec.Struct, frozen=True):
     """Records as people see them, one a line.
 
     Attributes:
-        columns: What is shown of each.
+        columns: Columns to show of each record.
         records: In the order of the lines.
     """
 
@@ -191,7 +191,8 @@ def print_answer(value: Any, *parts: str | Table) -> bool:
         parts: Lines and tables for people.
 
     Returns:
-        True if people read it, who may be given more; False if it was printed as JSON.
+        True if it was printed for people, for whom more may follow; False if it was printed as
+        JSON.
     """
     if answers_json():
         print_json(value)

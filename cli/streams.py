@@ -1,4 +1,4 @@
-"""Standard output and standard error, whatever their encoding, open or closed.
+"""Standard output and standard error, of any encoding, open or closed.
 
 A terminal's encoding may not hold all characters: text then has Python's escapes (``\\xe9``), JSON
 its own (``\\u00e9``), which mean the same to every reader.
@@ -25,7 +25,7 @@ def escape_what_no_encoding_holds() -> None:
 
 
 class ClosedOutput(io.StringIO):
-    """Standard output that is closed: what click writes to it is an error, not lost unseen."""
+    """Standard output that is closed: a write of click to it is an error, not lost unseen."""
 
     def write(self, text: str) -> int:
         """Refuses a text.

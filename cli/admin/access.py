@@ -132,7 +132,7 @@ def add(
 ) -> int:
     """Add a user, and write a key file for it.
 
-    Who may do something may also write the message trace of it; see docs/tracing.md.
+    A user who may send or consume messages may also write their trace; see docs/tracing.md.
 
     \b
     Examples:
@@ -284,7 +284,7 @@ def quota(
     is_none: bool,
     namesrv: str,
 ) -> int:
-    """Limit how much a user may use; what is not said is not limited from now on.
+    """Set the quota of a user; limits that are left out are removed.
 
     \b
     Examples:

@@ -139,7 +139,7 @@ def undrain(name: str, namesrv: str) -> None:
 @click.option("--consumers", is_flag=True, help="Only those that consume.")
 @cluster_options
 def clients(name: str, producers: bool, consumers: bool, namesrv: str) -> None:
-    """List who is registered at the broker NAME: what it is, and for which groups.
+    """List the clients that are registered at the broker NAME, with their kinds and groups.
 
     \b
     Examples:
@@ -189,7 +189,7 @@ def queue(name: str, topic: str, queue_id: int, start: int, count: int, namesrv:
 @click.option("--dry-run", is_flag=True, help="Only show what would be deleted.")
 @cluster_options
 def clean(name: str, dry_run: bool, namesrv: str) -> None:
-    """Have the broker NAME remove old log segments now, whatever the hour is.
+    """Have the broker NAME remove old log segments now, at any hour of the day.
 
     Its other limits count: storage.file_reserved_time, storage.delete_files_batch_max.
 

@@ -160,9 +160,9 @@ def _load(namesrv: str, endpoint: str) -> Readings | None:
 @_check
 @cluster_options
 def report(check: bool, namesrv: str) -> int:
-    """Show per broker what it did in 24 hours, what it holds, and its clients.
+    """Show the traffic of each broker in 24 hours, its stored messages, and its clients.
 
-    With --json, for reports that are kept.
+    With --json for reports that are kept.
 
     \b
     Examples:

@@ -37,12 +37,12 @@ _CLIENTS: Final = (
     type=click.Path(path_type=Path),
     default=DEFAULT_DATA_DIR,
     show_default=True,
-    help="Folder of the cluster of this machine, whose gateways are asked.",
+    help="Folder of the cluster of this machine whose gateways the command queries.",
 )
 @click.option(
     "--at",
     metavar="ENDPOINT",
-    help="Ask the gateway that is READY there, such as ipc:///var/lib/mqmesh/gateway/sock.",
+    help="Query the gateway that is READY there, such as ipc:///var/lib/mqmesh/gateway/sock.",
 )
 @json_option
 def clients(data_dir: Path, at: str | None) -> None:

@@ -133,7 +133,7 @@ _PRODUCERS: Final = (
 
 @click.group()
 def group() -> None:
-    """Consumer groups: who is in them, how far they are, and where they go on.
+    """Consumer groups: their members, their progress, and their offsets.
 
     \b
     Examples:
@@ -182,7 +182,7 @@ def list_groups(lag_over: int | None, broker: str, namesrv: str) -> None:
 @click.argument("name")
 @cluster_options
 def show_group(name: str, namesrv: str) -> None:
-    """Show a group: what was set on each broker, and how it stands.
+    """Show a group: its settings on each broker, and its state.
 
     \b
     Examples:
@@ -326,7 +326,7 @@ def create(name: str, if_missing: bool, namesrv: str, **settings: Any) -> None:
 @_delivery_settings
 @cluster_options
 def update(name: str, namesrv: str, **settings: Any) -> None:
-    """Change the settings of a group on every broker; what is not said stays.
+    """Change the settings of a group on every broker; settings that are left out stay.
 
     \b
     Examples:
@@ -471,11 +471,11 @@ def progress(name: str, topic: str, namesrv: str) -> None:
 
     OFFSET is the next message to be done, STORED the time when it was stored. END stands behind
     the queue's last one. IN FLIGHT are messages that members have and are not done with. WAITING
-    is the age of the oldest message that is not done. What failed and waits for its
-    retry is lag, in no queue; what is delayed or half a transaction is none. Members of a group
-    that broadcasts keep their offsets by themselves: how far they are `mqmesh group running` asks
-    them. Of a group that acknowledges each message READY was never handed out, IN FLIGHT is with
-    members, WAITING comes again, and HELD is the age of the oldest hand-out.
+    is the age of the oldest message that is not done. Failed messages that wait for their retry
+    count as lag, in no queue; delayed messages and half messages do not. Members of a
+    broadcasting group keep their offsets by themselves; `mqmesh group running` gets them from the
+    members. In a group that acknowledges each message, READY messages were never handed out, IN
+    FLIGHT ones are with members, WAITING ones come again, and HELD is the age of the oldest lease.
 
     \b
     Examples:
@@ -510,7 +510,7 @@ def progress(name: str, topic: str, namesrv: str) -> None:
 @click.option("--producers", is_flag=True, help="Of the producer group of that name.")
 @cluster_options
 def connections(name: str, producers: bool, namesrv: str) -> int:
-    """Show the members of a group, and who subscribes differently from the others.
+    """Show the members of a group, and those whose subscriptions differ from the others'.
 
     All members must subscribe to the same topics with the same expressions, or messages are
     missed: each queue is read by one member, with that member's expression.

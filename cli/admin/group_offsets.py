@@ -68,8 +68,8 @@ def reset_offset(
 ) -> None:
     """Let a group go on elsewhere in a topic, backward or forward.
 
-    Works for groups that run and for those that do not. Running consumers give up what they
-    hold and go on there at once; what their listeners are at is not interrupted. Members of a
+    Works for groups that run and for those that do not. Running consumers drop the messages that
+    they hold and go on there at once; calls of their listeners are not interrupted. Members of a
     broadcasting group are moved only while they run.
 
     \b
@@ -115,7 +115,7 @@ def clone_offset(
 ) -> None:
     """Let group TARGET go on where group SOURCE is.
 
-    TARGET is made if it is not there; what SOURCE never read stays as it is.
+    TARGET is made if it is not there. Queues that SOURCE never read stay as they are.
 
     \b
     Examples:
@@ -139,7 +139,7 @@ def clone_offset(
 def skip(name: str, topic: str, dry_run: bool, yes: bool, namesrv: str) -> None:
     """Skip the backlog: let a group go on behind the last message.
 
-    What waits for a retry stays, unless its topic is named: --topic %RETRY%<group>.
+    Messages that wait for a retry stay, unless their topic is named: --topic %RETRY%<group>.
 
     \b
     Examples:
@@ -156,7 +156,7 @@ def skip(name: str, topic: str, dry_run: bool, yes: bool, namesrv: str) -> None:
 
 
 def _carry_out(name: str, move: Callable[[bool], OffsetMoves], *, dry_run: bool, yes: bool) -> None:
-    """Shows what would change, asks, and does it."""
+    """Shows the moves, asks for confirmation, and carries them out."""
     if not dry_run and not yes:
         if answers_json() or not sys.stdin.isatty():
             raise ConfigError(

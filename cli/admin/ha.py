@@ -76,7 +76,7 @@ def status(broker: str, watch: bool, namesrv: str) -> int:
 
 
 def _look(admin: HaAdmin, broker: str) -> None:
-    """Shows how it is now; what fails for a moment is no reason to end."""
+    """Shows the present state; after an error the command goes on."""
     try:
         reports = admin.ha_status(broker)
     except MQMeshError as error:
@@ -96,8 +96,8 @@ def _look(admin: HaAdmin, broker: str) -> None:
 def promote(broker: str, broker_id: int, epoch: int, yes: bool, namesrv: str) -> int:
     """Make the follower BROKER_ID the master of BROKER, whose master is gone.
 
-    What the follower had not got from its master is lost to the group: a few milliseconds of
-    messages, or nothing where sends waited for a follower (ha.ack_replicas). Before the old
+    Messages that the follower did not get from its master are lost to the group: those of a few
+    milliseconds, or none where sends waited for a follower (ha.ack_replicas). Before the old
     master starts again, let it follow (broker_id, ha.master_addr).
 
     \b
@@ -187,14 +187,14 @@ def elect(
     "--replicas",
     metavar="ID,…",
     default="",
-    help="Who belongs to it. [default: 1 to ha.total_replicas]",
+    help="Replicas of the group. [default: 1 to ha.total_replicas]",
 )
 @cluster_options
 def init(broker: str, replicas: str, namesrv: str) -> int:
     """Make the record of BROKER anew that its coordinator has lost.
 
-    All replicas of the group have to be there, and nobody else. The one with most of the log leads
-    then. Where replicas were added or removed, say which ones there are.
+    All replicas of the group have to be there, and no others. The one with most of the log leads
+    then. Where replicas were added or removed, name the present ones.
 
     \b
     Examples:
@@ -297,11 +297,11 @@ def settings(
     version: int,
     namesrv: str,
 ) -> int:
-    """Show or change settings that all replicas of a cluster have, whatever their own say.
+    """Show or change the settings of a cluster that override those of its replicas.
 
-    These are failsafe, lease_ttl_ms, min_in_sync_replicas and replica_lag_max_ms. They are kept by
-    the coordinator, and replicas use them within seconds. BROKER is the group that is asked and
-    shown.
+    These are failsafe, lease_ttl_ms, min_in_sync_replicas and replica_lag_max_ms. The coordinator
+    keeps them, and replicas use them within seconds. BROKER is the group that gets the request and
+    is shown.
 
     \b
     Examples:

@@ -34,7 +34,7 @@ def is_well(report: ReplicaReport) -> bool:
 
 
 def print_settings(found: ClusterSettingsView, reports: Sequence[ReplicaReport]) -> None:
-    """Prints the settings of a cluster, and what is in force at its replicas."""
+    """Prints the settings of a cluster, and those in force at its replicas."""
     if not print_answer(found):
         return
     names = dict.fromkeys(

@@ -102,13 +102,13 @@ _IN_FLIGHT: Final = (
 @click.option("--stack", is_flag=True, help="Also where its threads and asyncio tasks stand.")
 @cluster_options
 def running(name: str, client_id: str, stack: bool, namesrv: str) -> int:
-    """Ask the running members of a group how they are.
+    """Show the state of the running members of a group.
 
-    Each is asked by way of a broker and answers itself: its settings, its queues and what it has
-    of them, the messages that are with its listener right now, what it did in the last half
-    minute; FAILED/S in the last ten minutes, in which most retries come again. HANDLING is the
-    average time of a listener's call; it grows while one hangs. A consumer with
-    admin_introspection = False answers nothing.
+    Each member gets the request by way of a broker and answers itself: its settings, its queues and
+    the messages that it holds of them, the messages that are with its listener right now, its
+    rates of the last half minute; FAILED/S of the last ten minutes, in which most retries come
+    again. HANDLING is the average time of a listener's call; it grows while one hangs. A consumer
+    with admin_introspection = False answers nothing.
 
     \b
     Examples:

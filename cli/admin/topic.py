@@ -334,11 +334,12 @@ def update(
     broker: str,
     namesrv: str,
 ) -> None:
-    """Change a topic on every broker that has it, or on one; what is not said stays.
+    """Change a topic on every broker that has it, or on one; settings that are left out stay.
 
     With fewer --queues producers leave the others at once, and consumers keep them while they
     hold unread messages: repeat the command when they are read. --read-queues and --perm take
-    them away from consumers at once. What hides unread messages is asked first.
+    them away from consumers at once. Before a change that hides unread messages the command asks
+    for confirmation.
 
     \b
     Examples:
@@ -530,7 +531,7 @@ def route(name: str, namesrv: str) -> None:
 )
 @cluster_options
 def allocate(name: str, members: str, group: str, strategy: str, namesrv: str) -> None:
-    """Show who of a group would read which queues; nothing is changed, no member is asked.
+    """Show which queues each member of a group would read; no member gets a request.
 
     \b
     Examples:

@@ -91,7 +91,7 @@ class BenchClient:
             self._take(msgspec.json.decode(line, type=Word))
 
     def end(self) -> None:
-        """Ends the client, whatever it does."""
+        """Ends the client, also in the middle of its work."""
         process = self._process
         if self.report is None:
             process.kill()
@@ -125,7 +125,7 @@ class Crew:
 
     Args:
         tasks: One for each.
-        interrupt: Ctrl-C: the clients stop, and what they did until then is the result.
+        interrupt: Ctrl-C: the clients stop, and their work until then is the result.
     """
 
     def __init__(self, tasks: Sequence[BenchTask], interrupt: Interrupt) -> None:

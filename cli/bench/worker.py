@@ -296,7 +296,7 @@ def read(task: BenchTask, orders: Orders) -> ClientReport:
         if not orders.wait_go():
             return ClientReport()
         run = BenchRun(task, orders)
-        consumer.assign(queues)  # not before: what comes is measured from the first request on
+        consumer.assign(queues)  # not before: messages are counted from the first request on
         while not run.is_over:
             messages = consumer.poll(POLL_MS, POLL_MESSAGES)
             if messages:

@@ -258,8 +258,8 @@ def resend(
 ) -> int:
     """Give dead letters of GROUP another chance: some by id, some by filter, or all.
 
-    Each is resent once only, however often this is called, unless --force says so. What failed
-    in the middle can be called again.
+    Each is resent only once, even if the command is repeated, unless --force says otherwise. A
+    command that failed in the middle can be repeated.
 
     \b
     Examples:

@@ -291,7 +291,7 @@ class _Sending:
     def fail(self, error: MQMeshError) -> None:
         self.failed += 1
         if isinstance(error, NoRoute | TransportError):
-            # Nobody is there: with a timeout for each line, a long input would take for ever.
+            # No broker answers: with a timeout for each line, a long input would take for ever.
             now = time.monotonic()
             self._failing_since = self._failing_since or now
             self.is_hopeless = self._sent == 0 or now - self._failing_since >= GIVE_UP_S

@@ -91,14 +91,14 @@ def schema(dialect: str, outbox: str, relay_table: str, inbox: str) -> None:
     type=click.Choice(("stop", "send", "drop")),
     default="stop",
     show_default=True,
-    help="For messages of which nobody knows any more whether they are stored: stop their topic, "
-    "send or drop them.",
+    help="For messages of which it can no longer be found out whether they are stored: stop their "
+    "topic, send or drop them.",
 )
 @click.option(
     "--lost-broker",
     multiple=True,
     metavar="NAME",
-    help="Broker group that will not come back: what was sent to it is in doubt. May be repeated.",
+    help="Broker group that will not come back: messages sent to it are in doubt. May be repeated.",
 )
 @click.option(
     "--max-message-size",

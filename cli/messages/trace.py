@@ -60,7 +60,7 @@ _topic_option = click.option(
 
 @click.group()
 def trace() -> None:
-    """Show what clients recorded of a message: who sent it, who consumed it, when, how it ended.
+    """Show what clients recorded of a message: its producer, its consumers, times and outcomes.
 
     \b
     Examples:
@@ -74,7 +74,7 @@ def trace() -> None:
 @_topic_option
 @cluster_options
 def show(message_id: str, trace_topic: str, namesrv: str) -> int:
-    """The trace of a message, by time; without one, what `mqmesh query track` shows.
+    """Show the trace of a message, by time; without one, the answer of `mqmesh query track`.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`mqmesh query track`: what happened to a message."""
+"""`mqmesh query track`: copies of a message, and its state in each group."""
 
 from typing import Final
 
@@ -41,7 +41,7 @@ _GROUPS: Final = (
 @click.argument("message_id")
 @cluster_options
 def track(message_id: str, namesrv: str) -> int:
-    """Show what happened to a message: where it is stored, and what each group has done about it.
+    """Show where a message is stored, and its state in each group.
 
     CONSUMED: the group's offset has passed it. FILTERED: so it has, but its members'
     expressions leave it out. IN_FLIGHT: a member has it. WAITING: the group has not come so

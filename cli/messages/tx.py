@@ -68,13 +68,13 @@ def tx() -> None:
 @tx.command("list")
 @click.option("-g", "--group", default="", help="Only of this producer group.")
 @click.option("-t", "--topic", default="", help="Only for this topic.")
-@click.option("--parked", is_flag=True, help="Only what was asked about in vain.")
+@click.option("--parked", is_flag=True, help="Only those that were checked in vain.")
 @click.option(
     "--older-than",
     type=click.IntRange(0, 10_000_000),
     default=0,
     metavar="SECONDS",
-    help="Only what has waited for so long.",
+    help="Only those that have waited for so long.",
 )
 @click.option(
     "-n", "--count", type=click.IntRange(1, MAX_LISTED), default=DEFAULT_COUNT, show_default=True

@@ -150,8 +150,8 @@ def up(
     Without a file: two name servers at 127.0.0.1:9876 and :9877, one broker at
     127.0.0.1:10911, data in ./mqmesh-data. A process that dies is started again.
 
-    What is in the data folder is used: replicas that are there are started without
-    --replicas, and a cluster that was secured is secured without --secure.
+    A later start uses the cluster in the data folder: replicas that are there are started
+    without --replicas, and a cluster that was secured is secured without --secure.
 
     \b
     Examples:

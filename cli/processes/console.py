@@ -1,4 +1,4 @@
-"""`mqmesh console`: the web console, and who may log in there."""
+"""`mqmesh console`: the web console, and its users."""
 
 import importlib.util
 import sys
@@ -101,8 +101,8 @@ _users_file_option = click.option(
 def add_user(name: str, credentials: Path, users_file: Path) -> None:
     """Let a person log in, or give a new password.
 
-    The password is asked for; without a terminal it is the first line of standard input. A console
-    that runs learns of it within a second.
+    The command asks for the password; without a terminal it is the first line of standard input. A
+    console that runs learns of it within a second.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`mqmesh exporter boards`: what Grafana and Prometheus need, as files."""
+"""`mqmesh exporter boards`: dashboards for Grafana and rules for Prometheus, as files."""
 
 from importlib import resources
 from pathlib import Path

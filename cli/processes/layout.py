@@ -105,13 +105,14 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             wait until there is one.
         coordinator: Keeps the records of broker groups that elect their master; run where there is
             one (``ha.mode`` ``auto``) that uses an embedded coordinator on this port.
-        exporter: Metrics for Prometheus, where it is enabled; it asks the processes of this file.
+        exporter: Metrics for Prometheus, where it is enabled; it reads them from the processes of
+            this file.
         monitor: Alarms, where it is enabled; it watches the processes of this file, and keeps what
             it has seen below ``data_dir`` unless it says another ``state_file``.
         console: The web console, where it is enabled; it shows the cluster of this file.
-        gateway: For RocketMQ's own clients, where it is enabled; it asks the name servers of this
+        gateway: For RocketMQ's own clients, where it is enabled; it uses the name servers of this
             file, and keeps its ports below ``data_dir``. With security on, the file of its users is
-            in ``data_dir/security`` unless it says another.
+            in ``data_dir/security`` unless its settings name another.
         broker: Brokers, each with the settings of a broker. Where they do not say it, they
             register with the name servers of this file, and keep their data in a folder of
             their name below ``data_dir``. One with ``replicas`` stands for so many processes.
@@ -194,7 +195,7 @@ def key_file(folder: Path, user: str) -> Path:
 def role_specs(config: ClusterConfig) -> list[RoleSpec]:
     """Writes each role's settings into a file, and makes the command line that uses it.
 
-    So a restart has the settings of the start, whatever became of the cluster file.
+    So a restart has the settings of the start, even if the cluster file was changed meanwhile.
 
     Raises:
         ConfigError: The data folder cannot be written, or a key file cannot be read.
@@ -298,10 +299,10 @@ def _fill(data: dict[str, Any]) -> None:
 
 
 def _share(data: dict[str, Any]) -> None:
-    """Gives each role the settings of all: how brokers replicate, and where its keys are.
+    """Gives each role the settings of all: those of replication, and the places of its keys.
 
-    Before anything is checked, since rules of a role ask for it. What is of a wrong type is left to
-    that check.
+    It runs before the checks, since rules of a role need these settings. Values of a wrong type are
+    left to the checks.
     """
     brokers, namesrvs = (_tables(data.get(kind)) for kind in ("broker", "namesrv"))
     for one in brokers:
@@ -432,7 +433,7 @@ def _roles(config: ClusterConfig) -> Iterator[tuple[str, str, str, int, msgspec.
     if config.exporter.enable:
         yield "exporter", config.exporter.name, "", NAMESRV_STAGE, _exporter_of(config)
     if config.monitor.enable:
-        # It ends with the brokers: what is stopped on purpose is no alarm.
+        # It ends with the brokers: a process that is stopped on purpose is no alarm.
         yield "monitor", MONITOR, "", BROKER_STAGE, _monitor_of(config)
     if config.console.enable:
         yield "console", config.console.name, "", NAMESRV_STAGE, console_of(config)
@@ -507,7 +508,7 @@ def _gateways_of(config: ClusterConfig) -> Iterator[GatewayConfig]:
 
 
 def console_of(config: ClusterConfig) -> ConsoleConfig:
-    """Returns the settings of the console; with security on, it asks who somebody is."""
+    """Returns the settings of the console; with security on, its users have to log in."""
     own = config.console
     users_file = own.users_file
     if config.security.enable and not users_file:

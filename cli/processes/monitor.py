@@ -34,8 +34,9 @@ _ALARMS: Final = (
 def monitor(process: ProcessOptions, once: bool, namesrv: str) -> int:
     """Watch a cluster, and report alarms: in the log, to a program, to a web service.
 
-    With --once it looks, prints what is wrong, and ends: for cron. What must last before it is an
-    alarm counts at once then; what grows is known from the second look on, with a state_file.
+    With --once it looks, prints the alarms, and ends: for cron. Conditions that must last before
+    they are an alarm count at once then; growth is known from the second look on, with a
+    state_file.
 
     \b
     Examples:
@@ -45,7 +46,7 @@ def monitor(process: ProcessOptions, once: bool, namesrv: str) -> int:
     """
     config = process.load(MonitorConfig, namesrv)
     if once:
-        # What it prints says it all.
+        # The printed alarms suffice; the log would repeat them.
         notify = msgspec.structs.replace(config.notify, log=False)
         watching = Monitor(msgspec.structs.replace(config, notify=notify), SystemClock())
         try:

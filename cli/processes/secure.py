@@ -80,7 +80,7 @@ def make_security(config: ClusterConfig) -> None:
 
 
 def make_console_user(config: ClusterConfig) -> str:
-    """Makes the console's first user, ``admin``, who acts by the administrator's keys.
+    """Makes the console's first user, ``admin``, with the administrator's keys.
 
     Returns:
         The password; "" where there are users already, or a file of users is named.
@@ -101,7 +101,7 @@ def make_console_user(config: ClusterConfig) -> str:
 
 
 def make_gateway_user(config: ClusterConfig) -> None:
-    """Makes the first user of RocketMQ's clients, ``admin``, who acts by the administrator's keys.
+    """Makes the first user of RocketMQ's clients, ``admin``, with the administrator's keys.
 
     A file of users that is there stays as it is, also one without users.
 

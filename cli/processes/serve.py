@@ -143,7 +143,7 @@ def open_transport(security: SecurityConfig, common: Iterable[str] = ()) -> ZmqT
 
     Args:
         security: Settings. Where it is enabled, keys and access list are read before anything is
-            opened, and ZeroMQ asks about every connection from the first one on.
+            opened, and every connection is checked, from the first one on.
         common: Addresses of name servers and coordinators that it uses.
 
     Raises:
@@ -352,7 +352,8 @@ def coordinator(process: ProcessOptions) -> int:
 def exporter(context: click.Context, process: ProcessOptions, namesrv: str) -> int:
     """Run an exporter, from which Prometheus gets the metrics of a cluster.
 
-    It asks name servers and brokers when Prometheus asks it, at http://127.0.0.1:5557/metrics.
+    It reads them from name servers and brokers at each request of Prometheus to
+    http://127.0.0.1:5557/metrics.
 
     \b
     Examples:

@@ -1,8 +1,8 @@
 """Plan of a start of `mqmesh up` on a data folder, or the reason why it does not start. Pure.
 
-No start hides messages, shows an older state of them, or opens to everybody what was secured,
-because a flag of an earlier start was left out. What is found decides; where that says too little
-the start is refused, and the error says which command to use.
+A start without a flag of an earlier start never hides messages, shows an older state of them, or
+opens a secured cluster to everybody. The contents of the data folder decide; where they say too
+little the start is refused, and the error names the command to use.
 """
 
 import shlex
@@ -106,7 +106,7 @@ class StartPlan(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         replicas: Replicas of the cluster without a file; None for a broker alone.
         settings: Overrides, as ``key=value``.
-        notes: Lines for people: what was decided for them.
+        notes: Lines for people about the decisions of the plan.
     """
 
     replicas: int | None = None
@@ -239,7 +239,7 @@ def _check_start(
 def _left_out(
     cluster: ClusterConfig, found: FoundCluster, store: FoundStore, flags: StartFlags
 ) -> str:
-    """Explains why a start that leaves a store out is refused, and what to do."""
+    """Explains why a start that leaves a store out is refused, and names the remedy."""
     replica, path = store.history.replica, shlex.quote(str(store.path))
     command = _command(cluster, found, flags)
     roots = {one.broker_name: Path(one.store_path_root_dir) for one in cluster.broker[::-1]}

@@ -213,7 +213,7 @@ def ingest(
 
 
 def _take_in(spark: Any, path: Path, archive: str, **options: Any) -> None:
-    """Takes in a snapshot; prints how far it is and what was done."""
+    """Takes in a snapshot; prints its progress and its result."""
     title = f"taking in {path.name}"
     with share_bar(title) as update:
         began = monotonic()
@@ -241,7 +241,7 @@ def _take_in(spark: Any, path: Path, archive: str, **options: Any) -> None:
 @click.option("--topics", "with_topics", is_flag=True, help="Count each topic; it reads a column.")
 @json_option
 def status(archive: str, with_topics: bool) -> int:
-    """Print how far an archive has come, what is missing in it, and what it holds of each day.
+    """Print the position of an archive, the gaps in it, and its messages by day.
 
     \b
     Examples:
@@ -515,8 +515,8 @@ def forget(
 def vacuum(archive: str, older_than: str, dry_run: bool) -> int:
     """Remove files that no version of the tables needs any more.
 
-    Queries that began longer ago than AGE fail then. What was never committed stays for a day at
-    least: it may be of a command that still runs.
+    Queries that began longer ago than AGE fail then. Files that were never committed stay for a
+    day at least: they may be of a command that still runs.
 
     \b
     Examples:

@@ -69,7 +69,7 @@ def verify(directory: Path) -> int:
 
 @contextmanager
 def _open(directory: Path) -> Iterator[StoppedStore]:
-    """Opens a store to look at it; what cannot be read is not called damaged."""
+    """Opens a store to look at it; one that cannot be read is not reported as damaged."""
     try:
         with open_stopped(directory) as stopped:
             yield stopped
