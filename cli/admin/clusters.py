@@ -160,7 +160,7 @@ def _load(namesrv: str, endpoint: str) -> Readings | None:
 @_check
 @cluster_options
 def report(check: bool, namesrv: str) -> int:
-    """Show the traffic of each broker in 24 hours, its stored messages, and its clients.
+    """Show each broker's traffic in 24 hours, size of its log, topics, groups and clients.
 
     With --json for reports that are kept.
 
