@@ -32,16 +32,16 @@ _FEATURES: Final = frozenset(
 
 
 class Moved(StorageError):
-    """Somebody else has taken the same stretch in meanwhile."""
+    """Raised when another ingest has taken the same stretch in meanwhile."""
 
 
 class Addition:
     """LogStretch of a store's log on its way into a table.
 
-    A commit must follow the very version of the table in which the position of the store was looked
-    at: with ``max_commit_retries`` of 0 Delta Lake's Rust library refuses it otherwise. Then it is
-    looked at again: if it is the same, the files are committed as they are; if not, somebody else
-    was quicker, and they are not needed. So nothing that is there has to be replaced.
+    A commit must follow the very version of the table in which the position of the store was read:
+    with ``max_commit_retries`` of 0 Delta Lake's Rust library refuses it otherwise. Then the
+    position is read again: if it is the same, the files are committed as they are; if not, another
+    ingest was quicker, and the files are not needed. So no present file has to be replaced.
     """
 
     def __init__(self, archive: str, name: str, schema: pa.Schema, stretch: LogStretch) -> None:
@@ -70,7 +70,7 @@ class Addition:
         """Makes files a part of the table, and moves the position behind the stretch.
 
         Raises:
-            Moved: Somebody else has moved it; the files are deleted.
+            Moved: Another ingest has moved the position; the files are deleted.
             StorageError: Others commit all the time, or files are gone.
         """
         try:
@@ -104,7 +104,7 @@ class Addition:
         """Opens the newest version of the table, in which the position must be as it was.
 
         Raises:
-            Moved: Somebody else has moved it.
+            Moved: Another ingest has moved the position.
         """
         table = self._open()
         position = table.transaction_version(self._stretch.application)
@@ -155,7 +155,7 @@ def open_or_make(archive: str, name: str, schema: pa.Schema) -> DeltaTable:
     try:
         return DeltaTable.create(place, schema, partition_by=PARTITIONS[name])
     except DeltaError:
-        # Somebody else may have made it meanwhile.
+        # Another process may have made it meanwhile.
         table = open_table(archive, name)
         if table is None:
             raise

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 class MqmeshDataSource(DataSource):
     """Messages as rows; the options stand in ``docs/archive.md`` and ``docs/spark.md``.
 
-    Spark loads this module in each process that looks for data sources, plans or reads. What only
-    readers and writers need is loaded when they are made.
+    Spark loads this module in each process that looks for data sources, plans or reads. Modules
+    that only readers and writers need are loaded when these are made.
     """
 
     def __init__(self, options: dict[str, str]) -> None:

@@ -133,7 +133,7 @@ def _write_rest(
 
 
 def _replace(archive: str, name: str, table: DeltaTable, old: set[str], new: list[NewFile]) -> bool:
-    """Commits new files in place of old ones; False if somebody else has removed one of those."""
+    """Commits new files in place of old ones; False if another commit has removed one of those."""
     place = table_path(archive, name)
     mark = str(uuid.uuid4())
     first = table.version()
@@ -152,7 +152,7 @@ def _replace(archive: str, name: str, table: DeltaTable, old: set[str], new: lis
             if one["path"] in old
         ]
         if len(removed) < len(old):
-            # After an attempt they stay: what others see of it may come late.
+            # After an attempt the new files stay: its commit may become visible late.
             if not attempt:
                 delete_files(place, new)
             return False

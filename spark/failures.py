@@ -71,7 +71,7 @@ def place_error(error: OSError, what: str) -> StorageError:
 
     Args:
         error: Its text is a tree of causes over several lines, with colours, or the system's.
-        what: What could not be done, the beginning of a sentence.
+        what: Beginning of the sentence, which says what failed.
     """
     if error.strerror:
         return storage_error(error, what)
@@ -88,7 +88,7 @@ def errors_of_libraries(what: str = "cannot reach the archive") -> Iterator[None
     Bugs of ours pass, and errors of the system, which name the file.
 
     Args:
-        what: What could not be done, the beginning of a sentence about a bucket.
+        what: Beginning of the sentence about a bucket, which says what failed.
     """
     try:
         yield
@@ -106,7 +106,7 @@ def errors_of_place(what: str) -> Iterator[None]:
     """Turns errors of libraries as well as of the system about a place into errors of ours.
 
     Args:
-        what: What could not be done, the beginning of a sentence.
+        what: Beginning of the sentence, which says what failed.
     """
     try:
         with errors_of_libraries(what):

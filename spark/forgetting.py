@@ -1,8 +1,8 @@
 """Deletes messages of an archive, and their keys: old days, or chosen messages. Without Spark.
 
-First the messages go, then their keys: a command that was stopped between is done again, and finds
-the keys that are left. Nobody finds a message by these. Old versions of the tables have the
-messages until ``vacuum`` removes their files.
+First the messages are deleted, then their keys: a command that was stopped in between is repeated,
+and finds the keys that are left. A search by such a key finds no message. Old versions of the
+tables have the messages until ``vacuum`` removes their files.
 """
 
 from collections.abc import Iterator
@@ -189,10 +189,10 @@ def forget(archive: str, choice: Choice) -> int:
 
     Args:
         archive: Directory of the archive.
-        choice: What ``choose`` found.
+        choice: Answer of ``choose``.
 
     Returns:
-        Messages that went. Their files go with ``vacuum``.
+        Number of deleted messages. ``vacuum`` removes their files.
 
     Raises:
         StorageError: Others commit all the time.

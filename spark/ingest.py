@@ -1,7 +1,7 @@
-"""Takes snapshots into an archive: each message once, whatever is repeated, killed, or done twice.
+"""Takes snapshots into an archive: each message once, even if ingests are repeated or killed.
 
-The position that an archive has come to in a store's log is kept by Delta Lake in the same commit
-as the messages up to there. An ingest takes what stands between it and the end of the snapshot.
+Delta Lake keeps the position of an archive in a store's log in the same commit as the messages up
+to there. An ingest takes the messages between this position and the end of the snapshot.
 Two engines write the tables, and go on with each other's: Spark, and this process alone.
 """
 

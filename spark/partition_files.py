@@ -272,7 +272,7 @@ def _delete(fs: pafs.FileSystem, paths: Iterable[str]) -> None:
 
 
 def statistics_of(file: "pq.FileMetaData", schema: pa.Schema) -> dict[str, Any]:
-    """Returns the statistics of a file as Delta Lake keeps them: rows, and what columns hold.
+    """Returns the statistics of a file as Delta Lake keeps them: rows, and bounds of the columns.
 
     Args:
         file: Metadata of the file, in which each group of rows has statistics.

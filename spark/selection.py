@@ -28,7 +28,7 @@ class Selection:
 
     Attributes:
         topics: Names, or beginnings of names with ``*`` behind; empty for all but system topics.
-        include_system: System topics as well: retries, dead letters, what waits.
+        include_system: System topics as well: retries, dead letters, delayed and half messages.
         key: Only messages with this key; empty for all.
         message_ids: Only these; None for all.
         from_ms: Stored at this time or later.
@@ -135,7 +135,7 @@ def _look_up(snapshot: Snapshot, wanted: Selection) -> tuple[Sequence[int], list
         answers += [snapshot.places_of_key(topic, wanted.key) for topic in wanted.topics]
     else:
         return (), None
-    # What one answer does not know is read for all; each such range ends with its segment.
+    # A range that one of the answers does not cover is read for all; it ends with its segment.
     starts: dict[int, int] = {}
     for _, unknown in answers:
         for one in unknown:

@@ -100,7 +100,7 @@ class SnapshotReader(DataSourceReader):
 
 
 class SummaryReader(SnapshotReader):
-    """A row a range of the log: how many of the wanted messages are in it, and what is damaged."""
+    """A row a range of the log: number of the wanted messages in it, and damage."""
 
     def __init__(self, schema: StructType, options: Options) -> None:
         """Reads the options; those of ``SnapshotReader``, of which damage is never an error."""

@@ -1,7 +1,7 @@
 """Writes the messages of an archive by Spark, on this machine or a cluster.
 
-Each task writes files of its part of the log, and the driver commits those of the tasks that came
-through. What others left, as of a task that was done twice, ``vacuum`` removes.
+Each task writes files of its part of the log, and the driver commits those of the tasks that
+succeeded. ``vacuum`` removes files of others, such as those of a task that ran twice.
 """
 
 import threading

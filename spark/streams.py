@@ -43,7 +43,7 @@ def drain(writer: "DataStreamWriter", path: str | None = None) -> "StreamingQuer
                 query.processAllAvailable()
                 break
             except Exception as error:
-                # What was done stands in the checkpoint.
+                # The checkpoint has all batches that are done, so a new start goes on behind them.
                 if attempt == TRIES or NOT_STARTED not in str(error):
                     raise
             finally:

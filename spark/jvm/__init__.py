@@ -1,1 +1,1 @@
-"""Java for Spark, and what it loads."""
+"""Java for Spark, and the jars and classes that it loads."""

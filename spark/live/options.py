@@ -202,7 +202,7 @@ def read_options(options: Options, *, stream: bool) -> LiveOptions:
         stream: True for a stream, which has other options than a batch.
 
     Raises:
-        ConfigError: An option is wrong; names it, its value, and what it may be.
+        ConfigError: An option is wrong; names it, its value, and the allowed ones.
     """
     kind = "a stream" if stream else "a batch"
     check_names(options, OF_STREAMS if stream else COMMON, f"{kind} of mqmesh")

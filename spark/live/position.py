@@ -133,7 +133,7 @@ class StreamPosition:
         if ending is None:
             return latest
         if self._target is None:
-            # Of a broker that is away nothing is read but what was known.
+            # Queues of a broker that is away are read only up to their known ends.
             self._target = {
                 queue: resolve(client, ending, queue, edges[queue]) if queue in edges else place
                 for queue, place in latest.items()

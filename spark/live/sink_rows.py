@@ -17,7 +17,7 @@ BATCH_ROWS: Final = 500
 FLIGHT_ROWS: Final = 2_000
 """Rows that are sent, and acknowledged, before the next ones."""
 FLIGHT_BYTES: Final = 1 << 20
-"""Bodies with which a flight is full, whatever the number of its rows."""
+"""Size of the bodies at which a flight is full, for any number of rows."""
 
 _TEXT: Final = ("string",)
 WRITABLE: Final = {
@@ -52,7 +52,7 @@ def check_columns(types: dict[str, str], topic: str) -> None:
                     f"column {name!r} is of type {kind}; it must be {' or '.join(WRITABLE[name])}"
                 )
         elif name not in COLUMNS:
-            # Other columns of the source are passed over, so that what was read can be written.
+            # Other columns of the source are passed over, so that its rows can be written as read.
             raise ConfigError(
                 f"messages have no column {name!r}; rows may have {', '.join(WRITABLE)}"
             )
@@ -84,7 +84,7 @@ def messages_of(batch: pa.RecordBatch, topic: str) -> Iterator[Message]:
         columns["deliver_at_ms"] = columns.pop("deliver_at")
     names = list(columns)
     for row in zip(*columns.values(), strict=True):
-        # What is null has the default of a message.
+        # A null column means the message's default.
         fields = {name: value for name, value in zip(names, row, strict=True) if value is not None}
         yield _message(fields)
 

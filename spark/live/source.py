@@ -21,7 +21,7 @@ from .planning import on_loss, queues_of, resolve, split, stretch_of
 from .position import StreamPosition
 
 MOST_ROW_BYTES: Final = 16 * MIB
-"""Encoded messages with which a record batch is full, whatever their number."""
+"""Size of the encoded messages at which a record batch is full, for any number of them."""
 
 
 @dataclass
