@@ -344,17 +344,19 @@ def _convert(
     source: str,
     overridden: set[tuple[_Step, ...]],
 ) -> _T:
-    def said_in(place: Sequence[_Step]) -> str:
+    def description(place: Sequence[_Step]) -> str:
         by_option = any(tuple(place[: len(one)]) == one for one in overridden)
         return OVERRIDE_SOURCE if by_option else source
 
     for unknown, known in _unknown_keys(info, data, ()):
-        raise ConfigError(f"{said_in(unknown)}: {_unknown_message(unknown, known)}")
+        raise ConfigError(f"{description(unknown)}: {_unknown_message(unknown, known)}")
     try:
         return msgspec.convert(data, kind)
     except msgspec.ValidationError as error:
         place = _place_of(str(error))
-        raise ConfigError(f"{said_in(place)}: {_explain(str(error), place, info, data)}") from error
+        raise ConfigError(
+            f"{description(place)}: {_explain(str(error), place, info, data)}"
+        ) from error
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from error
 

@@ -130,12 +130,12 @@ class Request(msgspec.Struct):
         Args:
             deadline_ms: When its owner will give it up, monotonic clock.
         """
-        asked = self.command
+        command = self.command
         return PendingReply(
             self.peer,
-            asked.code,
-            asked.opaque,
-            asked.flags,
+            command.code,
+            command.opaque,
+            command.flags,
             deadline_ms,
             self.received_ns,
             self.on_answer,

@@ -214,7 +214,7 @@ class HookCalls:
 
     def __init__(self, hooks: Sequence[Hooks], group: str) -> None:
         self._group = group
-        self._told: set[Callable[[Any], None]] = set()
+        self._logged: set[Callable[[Any], None]] = set()
         self.failures = 0
         # Those that do something; a method may also have been put on the object.
         self._before_send = _written(hooks, "before_send")
@@ -300,8 +300,8 @@ class HookCalls:
         except BaseException:
             # None may end the client loop or a worker, in which it may be called.
             self.failures += 1
-            if method not in self._told:
-                self._told.add(method)
+            if method not in self._logged:
+                self._logged.add(method)
                 name = ".".join(method.__qualname__.split(".")[-2:])
                 error = error_to_log()
                 _log.error("%s failed; its further errors are not logged", name, exc_info=error)

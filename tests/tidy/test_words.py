@@ -96,25 +96,29 @@ PRIVATE_NAMES = {
 }
 """Words that are no part of a name in ``CLEAN``, and nouns to take in place of them."""
 CLEAN = (
+    "mqmesh.batch.",
     "mqmesh.cli.",
+    "mqmesh.config.",
     "mqmesh.console.",
     "mqmesh.coordination.",
+    "mqmesh.filtering.",
     "mqmesh.metrics.",
+    "mqmesh.protocol.",
     "mqmesh.roles.access_keeper.",
-    "mqmesh.roles.broker.follower.",
-    "mqmesh.roles.broker.followers.",
-    "mqmesh.roles.broker.ha.",
+    "mqmesh.roles.broker.",
     "mqmesh.roles.coordinator.",
     "mqmesh.roles.exporter.",
-    "mqmesh.roles.filtersrv.server.",
+    "mqmesh.roles.filtersrv.",
     "mqmesh.roles.indexer.",
     "mqmesh.roles.namesrv.",
     "mqmesh.roles.schedule.",
     "mqmesh.roles.settings_service.",
     "mqmesh.roles.shell.",
     "mqmesh.roles.supervisor.",
+    "mqmesh.sdk.",
     "mqmesh.security.",
     "mqmesh.spark.",
+    "mqmesh.sql.",
     "mqmesh.storage.",
     "mqmesh.transport.",
 )
@@ -180,4 +184,4 @@ def test_a_private_name_is_found():
         "mqmesh.storage.a:1 asked: request, header, arguments",
         "mqmesh.storage.a:2 told_ms: reported, response, outcome",
     ]
-    assert not private_names({"mqmesh.sdk.a": "told = 1", "mqmesh.storage.b": "story = retold = 1"})
+    assert not private_names({"mqmesh.a": "told = 1", "mqmesh.storage.b": "story = retold = 1"})

@@ -36,7 +36,7 @@ class ServerState(enum.Enum):
 
     DISCONNECTED = "DISCONNECTED"
     IDLE = "IDLE"
-    ASKED = "ASKED"
+    REGISTERING = "REGISTERING"
     """A registration is on its way; its answer or failure will come."""
 
 
@@ -80,7 +80,7 @@ class RegistrationPlan:
     def on_answer(self, server: int, answer: RegisterBrokerResponse, now_ms: int) -> None:
         """A name server answered."""
         one = self._servers[server]
-        if one.state is not ServerState.ASKED:
+        if one.state is not ServerState.REGISTERING:
             return  # of a connection that broke meanwhile
         one.state = ServerState.IDLE
         one.known_version = None if answer.need_topics else one.sent_version
@@ -94,7 +94,7 @@ class RegistrationPlan:
     def on_failure(self, server: int, now_ms: int) -> None:
         """A registration was refused or not answered."""
         one = self._servers[server]
-        if one.state is ServerState.ASKED:
+        if one.state is ServerState.REGISTERING:
             one.state = ServerState.IDLE
             one.due_ms = one.rest_until_ms = now_ms + RETRY_MS
 
@@ -113,7 +113,7 @@ class RegistrationPlan:
             if since is None and now_ms < one.due_ms:
                 continue
             # One at a time: what changes until its answer comes travels with the next one.
-            one.state = ServerState.ASKED
+            one.state = ServerState.REGISTERING
             one.sent_version = version
             found.append(Registration(index, one.needs_topics, since))
         return found

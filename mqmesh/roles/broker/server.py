@@ -528,8 +528,8 @@ class BrokerServer:
         self._config = config
         self._transport.busy_poll(config.busy_poll_us)
         if config.log_level is not before.log_level:
-            is_said = config.log_level is not LogLevel.AS_STARTED
-            set_level(config.log_level if is_said else self._log_level)
+            is_own = config.log_level is not LogLevel.AS_STARTED
+            set_level(config.log_level if is_own else self._log_level)
         if isinstance(self._store, RetainingStore):
             self._store.retention.configure(config.storage)
         if self._role is not None:

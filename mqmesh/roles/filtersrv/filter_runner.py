@@ -127,7 +127,7 @@ class FilterRunner:
         self.pending_bytes = 0
         self._loading: list[OnLoaded] = []
         self._rungs: list[str] = []
-        self._asked_ms = 0
+        self._began_ms = 0
         self._busy_ms = 0
         self._used_ms = clock.monotonic_ms()
         self._logged_ms: int | None = None
@@ -255,7 +255,7 @@ class FilterRunner:
             self._start()
         elif self._state is FilterState.READY and self._current is None and self._jobs:
             job = self._current = self._jobs.popleft()
-            self._asked_ms = self._clock.monotonic_ms()
+            self._began_ms = self._clock.monotonic_ms()
             self._worker.ask(job.parts, job.messages, self._config.match_timeout_ms)
 
     def _start(self) -> None:
@@ -301,7 +301,7 @@ class FilterRunner:
         assert job is not None
         now_ms = self._clock.monotonic_ms()
         self._used_ms = self._free_since_ms = now_ms
-        self._busy_ms += now_ms - self._asked_ms
+        self._busy_ms += now_ms - self._began_ms
         self.pending_bytes -= job.size
         if self._busy_ms > self._config.worker_cpu_s * 500:
             _log.info("%s gets a new process: half of its processor time is used up", self.name)

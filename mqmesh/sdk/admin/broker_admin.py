@@ -81,9 +81,9 @@ class BrokerAdmin(AdminClient):
                 answer = self._request(endpoint, RequestCode.UPDATE_BROKER_CONFIG, header)
             except MQMeshError as error:
                 before = ", ".join(str(one) for one in done)
-                said = f" (done already at id {before})" if done else ""
+                done_at = f" (done already at id {before})" if done else ""
                 what = str(error).removeprefix(f"broker {broker_name}: ")
-                error.args = (f"broker {broker_name}, id {broker_id}: {what}{said}",)
+                error.args = (f"broker {broker_name}, id {broker_id}: {what}{done_at}",)
                 raise
             done[broker_id] = decode_header(ConfigChanges, answer.header).changes
         return done
@@ -177,8 +177,8 @@ def config_request(settings: Mapping[str, Any], unset: Iterable[str]) -> UpdateC
         settings: Dotted keys and values; a text stands for what it says in TOML.
         unset: Keys that are to have the value of the start again.
     """
-    said = {
+    texts = {
         key: value if isinstance(value, str) else msgspec.json.encode(value).decode()
         for key, value in settings.items()
     }
-    return UpdateConfigRequest(said, list(unset))
+    return UpdateConfigRequest(texts, list(unset))

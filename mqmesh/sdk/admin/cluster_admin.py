@@ -260,8 +260,8 @@ class ClusterAdmin(GroupAdmin, NamesrvAdmin):
     def _schemas(self, broker_name: str, topics: Sequence[str]) -> dict[str, str]:
         code, found = RequestCode.GET_TOPIC_SCHEMA, dict[str, str]()
         for topic in topics:
-            asked = self.ask_masters(code, TopicSchemaRequest(topic), TopicSchema, [broker_name])
-            found[topic] = next((one.schema for one in asked.values()), "")
+            answers = self.ask_masters(code, TopicSchemaRequest(topic), TopicSchema, [broker_name])
+            found[topic] = next((one.schema for one in answers.values()), "")
         return found
 
     def _is_drained(self, name: str, topics: Sequence[TopicConfig], readings: Readings) -> bool:

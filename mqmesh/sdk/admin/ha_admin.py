@@ -347,8 +347,10 @@ class HaAdmin(AdminClient):
                 refusal = error
         raise refusal or NoRoute("no broker group is known")
 
-    def _change_voters(self, broker_name: str, asked: ChangeVotersRequest) -> ChangeVotersResponse:
-        header = encode_header(asked)
+    def _change_voters(
+        self, broker_name: str, request: ChangeVotersRequest
+    ) -> ChangeVotersResponse:
+        header = encode_header(request)
         answer = self._request(self._master(broker_name), RequestCode.CHANGE_VOTERS, header)
         return decode_header(ChangeVotersResponse, answer.header)
 

@@ -134,10 +134,10 @@ class BrokerConnections:
 
     def follow(self, refusal: NotMaster, broker_name: str) -> bool:
         """Connect to the master that a refusal names; return True if it was not known."""
-        is_news = self._routes.follow(refusal, broker_name)
-        if is_news:
+        has_changed = self._routes.follow(refusal, broker_name)
+        if has_changed:
             self.follow_routes()
-        return is_news
+        return has_changed
 
     def follow_routes(self) -> None:
         """Routes have changed: connects to brokers where they are now."""

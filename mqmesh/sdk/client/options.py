@@ -143,34 +143,34 @@ def client_options(
     found = find_credentials(credentials or (client.credentials if client is not None else ""))
     if client is None and namesrv_addr is None and found is not None and found.namesrv_addr:
         namesrv_addr = found.namesrv_addr
-    said = {
+    given = {
         "namesrv_addr": namesrv_addr,
         "credentials": found,
         "namespace": find_namespace(namespace) or namespace,
     }
-    kept = {name: value for name, value in said.items() if value is not None}
+    kept = {name: value for name, value in given.items() if value is not None}
     return msgspec.structs.replace(client or ClientOptions(), **kept)
 
 
-def find_credentials(said: str | Credentials) -> Credentials | None:
+def find_credentials(given: str | Credentials) -> Credentials | None:
     """Return the keys given, else those that the environment names; None if neither does.
 
     Raises:
         ConfigError: The file cannot be used.
     """
-    said = said or os.environ.get(CREDENTIALS_VARIABLE, "")
-    if not said:
+    given = given or os.environ.get(CREDENTIALS_VARIABLE, "")
+    if not given:
         return None
-    return load_credentials(Path(said)) if isinstance(said, str) else said
+    return load_credentials(Path(given)) if isinstance(given, str) else given
 
 
-def find_namespace(said: str | None) -> str:
+def find_namespace(given: str | None) -> str:
     """Return the namespace given, else that of the environment; "" for none.
 
     Raises:
         InvalidArgument: It is none.
     """
-    found = os.environ.get(NAMESPACE_VARIABLE, "") if said is None else said
+    found = os.environ.get(NAMESPACE_VARIABLE, "") if given is None else given
     return found and check_namespace(found)
 
 

@@ -63,16 +63,16 @@ class RouteCache:
 
     def learn(self, brokers: Iterable[BrokerData]) -> bool:
         """Take broker groups as a name server lists them; return True if one is another now."""
-        is_news = False
+        has_changed = False
         for broker in brokers:
             newer = self._newer(broker)
             if self._brokers.get(broker.broker_name) == newer:
                 continue
-            is_news = True
+            has_changed = True
             self._brokers[broker.broker_name] = newer
             for topic in self.topics_of(broker.broker_name):
                 self.update(self._routes[topic])
-        return is_news
+        return has_changed
 
     def follow(self, refusal: NotMaster, broker_name: str) -> bool:
         """Note the master that a replica names in its refusal.

@@ -69,10 +69,10 @@ def run(*clients: Runnable) -> None:
 async def run_async(*clients: AsyncRunnable) -> None:
     """Run clients in this event loop, as ``mqmesh.run``; also until the task is cancelled."""
     _check(clients)
-    loop, asked = asyncio.get_running_loop(), asyncio.Event()
+    loop, stopping = asyncio.get_running_loop(), asyncio.Event()
 
     def note() -> None:
-        asked.set()
+        stopping.set()
         loop.remove_signal_handler(signal.SIGINT)  # a second one ends the process
 
     for number in SIGNALS:
@@ -83,10 +83,10 @@ async def run_async(*clients: AsyncRunnable) -> None:
                 stack.push_async_callback(client.close)
                 with _unless_closed_meanwhile(client):
                     await client.start()
-            while not asked.is_set() and not all(client.closed for client in clients):
+            while not stopping.is_set() and not all(client.closed for client in clients):
                 try:
                     async with asyncio.timeout(LOOK_S):
-                        await asked.wait()
+                        await stopping.wait()
                 except TimeoutError:
                     continue
     finally:

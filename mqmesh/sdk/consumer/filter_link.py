@@ -98,7 +98,7 @@ class FilterLink:
         self._connect = connect
         self._clients: dict[str, Connection] = {}
         self._waiting: dict[str, list[OnReady]] = {}
-        self._told: type[BrokerError] | None = None
+        self._logged: type[BrokerError] | None = None
         self._closed = False
 
     def way(self, queue: MessageQueue) -> _Way:
@@ -221,11 +221,11 @@ class FilterLink:
         if error is None:
             self.errors.pop(queue, None)
             if not self.errors:
-                self._told = None
+                self._logged = None
         elif isinstance(error, FilterFailed | NoPermission):
             self.errors[queue] = error
-            if self._told is not type(error):
-                self._told = type(error)
+            if self._logged is not type(error):
+                self._logged = type(error)
                 _log.error("group %s, %s waits for its filter: %s", self._group, queue, error)
         else:
             return  # what passes by itself need not be reported to the user

@@ -499,7 +499,7 @@ class PushConsumer(GroupConsumer[PushSink]):
         self, broker_name: str, question: bytes, body: memoryview, on_answer: OnAnswer
     ) -> None:
         """Take a message that an administrator hands to this member."""
-        asked = decode_header(HandToRequest, memoryview(question))
+        header = decode_header(HandToRequest, memoryview(question))
         in_order = self.options.delivery is DeliveryMode.FIFO
         if in_order or not isinstance(self._service, ConcurrentService):
             raise InvalidArgument(
@@ -509,7 +509,7 @@ class PushConsumer(GroupConsumer[PushSink]):
         host = "" if address is None else address.tcp
         message = handed_message(
             body,
-            asked.ordinal,
+            header.ordinal,
             broker_name=broker_name,
             store_host=host,
             namespace=self._engine.client.namespace,

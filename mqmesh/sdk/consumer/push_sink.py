@@ -34,7 +34,7 @@ class PushSink(QueueSink):
         self._process = ProcessQueue(start, options.flow_limits())
         self._work = make_work()
         self._since_ms: dict[int, int] = {}
-        self._told: set[int] = set()
+        self._reported: set[int] = set()
 
     @property
     def next_offset(self) -> int:
@@ -58,7 +58,7 @@ class PushSink(QueueSink):
         self._service.follow(self._work, before)
         self._process = ProcessQueue(offset, self._options.flow_limits())
         self._since_ms.clear()
-        self._told.clear()
+        self._reported.clear()
 
     def commit_offset(self) -> int:
         """Return the queue offset before which all is done."""
@@ -101,12 +101,14 @@ class PushSink(QueueSink):
             left = Waiting(self._work.begun_offset)
         begun = self._process.open_before(left.first, left.again)
         self._since_ms = {offset: self._since_ms.get(offset, now_ms) for offset, _ in begun}
-        self._told &= self._since_ms.keys()
+        self._reported &= self._since_ms.keys()
         until_ms = now_ms - self._options.consume_timeout_ms
         late = [
-            one for one in begun if self._since_ms[one[0]] <= until_ms and one[0] not in self._told
+            one
+            for one in begun
+            if self._since_ms[one[0]] <= until_ms and one[0] not in self._reported
         ]
-        self._told.update(offset for offset, _ in late)
+        self._reported.update(offset for offset, _ in late)
         return late
 
     def begun_ms(self, offset: int) -> int | None:

@@ -120,7 +120,11 @@ class QueueAssignment:
         self.plan(RETRY_MS)
 
     def _divide(
-        self, topics: list[str], members: ConsumerList, asked: str, strategy: AllocateStrategy
+        self,
+        topics: list[str],
+        members: ConsumerList,
+        broker_name: str,
+        strategy: AllocateStrategy,
     ) -> None:
         own_id, client_ids = self._client.client_id, sorted(members.client_ids)
         if own_id not in client_ids:
@@ -132,7 +136,7 @@ class QueueAssignment:
             if queues:
                 try:
                     if type(strategy) is Average:  # a subclass divides in a way of its own
-                        owners = _owners(members, asked, topic)
+                        owners = _owners(members, broker_name, topic)
                         mine = strategy.reallocate(own_id, queues, client_ids, owners)
                     else:
                         mine = strategy.allocate(self._group, own_id, queues, client_ids)

@@ -68,13 +68,13 @@ class Lease:
 class _Held:
     """Lock with the time until which the broker keeps it."""
 
-    __slots__ = ("asked_ms", "ends_ms", "is_asked", "lease", "lease_ms", "sure")
+    __slots__ = ("ends_ms", "is_asked", "lease", "lease_ms", "requested_ms", "sure")
 
     def __init__(self, lease: Lease) -> None:
         self.lease = lease
         self.ends_ms = 0
         self.lease_ms = 0
-        self.asked_ms = 0
+        self.requested_ms = 0
         self.is_asked = False  # by a request on this connection that has no answer yet
         self.sure = False
 
@@ -133,7 +133,7 @@ class QueueLeases:
             on_done: Called with those that were granted, and those to ask for again.
         """
 
-        def answered(tokens: dict[MessageQueue, int], asked_ms: int, lease_ms: int) -> None:
+        def answered(tokens: dict[MessageQueue, int], requested_ms: int, lease_ms: int) -> None:
             granted = []
             for queue, token in tokens.items():
                 if token > 0:
@@ -141,7 +141,7 @@ class QueueLeases:
                     if held is None or held.lease.token != token:
                         self.forget([queue])
                         held = self._held[queue] = _Held(Lease(self._clock, token))
-                    self._confirm(held, asked_ms, lease_ms)
+                    self._confirm(held, requested_ms, lease_ms)
                     granted.append(queue)
             on_done(granted, [queue for queue, token in tokens.items() if token <= 0])
 
@@ -178,7 +178,7 @@ class QueueLeases:
             if held.sure:
                 held.lease.until_ms = min(held.ends_ms, now_ms + TRUST_MS)
             wait_ms = min(self._renew_ms, held.lease_ms // 3) if held.sure else ASK_AGAIN_MS
-            if not held.is_asked and now_ms - held.asked_ms >= wait_ms:
+            if not held.is_asked and now_ms - held.requested_ms >= wait_ms:
                 due[queue.broker_name].append(queue)
         for broker_name, queues in due.items():
             self._renew(broker_name, queues)
@@ -191,25 +191,25 @@ class QueueLeases:
         held.sure = False
         held.lease.until_ms = 0
 
-    def _confirm(self, held: _Held, asked_ms: int, lease_ms: int) -> None:
+    def _confirm(self, held: _Held, requested_ms: int, lease_ms: int) -> None:
         now_ms = self._clock.boot_ms()
-        held.asked_ms = asked_ms
+        held.requested_ms = requested_ms
         held.lease_ms = lease_ms
-        held.ends_ms = asked_ms + lease_ms
-        stood_still = now_ms - max(asked_ms, self._ticked_ms) >= TRUST_MS
-        if now_ms < held.ends_ms and asked_ms >= self._awake_ms and not stood_still:
+        held.ends_ms = requested_ms + lease_ms
+        stood_still = now_ms - max(requested_ms, self._ticked_ms) >= TRUST_MS
+        if now_ms < held.ends_ms and requested_ms >= self._awake_ms and not stood_still:
             held.sure = True
             held.lease.until_ms = min(held.ends_ms, now_ms + TRUST_MS)
 
     def _renew(self, broker_name: str, queues: list[MessageQueue]) -> None:
-        def answered(tokens: dict[MessageQueue, int], asked_ms: int, lease_ms: int) -> None:
+        def answered(tokens: dict[MessageQueue, int], requested_ms: int, lease_ms: int) -> None:
             lost = []
             for queue, token in tokens.items():
                 held = self._held.get(queue)
                 if held is None or token == LOCK_PENDING:
                     continue
                 if token == held.lease.token:
-                    self._confirm(held, asked_ms, lease_ms)
+                    self._confirm(held, requested_ms, lease_ms)
                 else:
                     lost.append(queue)
             self.forget(lost)
@@ -219,7 +219,7 @@ class QueueLeases:
 
         now_ms = self._clock.boot_ms()
         for queue in queues:
-            self._held[queue].asked_ms, self._held[queue].is_asked = now_ms, True
+            self._held[queue].requested_ms, self._held[queue].is_asked = now_ms, True
         self._ask(broker_name, queues, answered)
 
     def _ask(
@@ -228,7 +228,7 @@ class QueueLeases:
         queues: list[MessageQueue],
         answered: Callable[[dict[MessageQueue, int], int, int], None],
     ) -> None:
-        asked_ms = self._clock.boot_ms()
+        requested_ms = self._clock.boot_ms()
         connection = self._connections[broker_name]
         for start in range(0, len(queues), MAX_OFFSETS_PER_REQUEST):
             some = queues[start : start + MAX_OFFSETS_PER_REQUEST]
@@ -241,7 +241,7 @@ class QueueLeases:
             def done(answer: Command | MQMeshError, some: list[MessageQueue] = some) -> None:
                 if connection != self._connections[broker_name]:
                     # What an earlier connection answered may have changed since.
-                    answered(dict.fromkeys(some, LOCK_PENDING), asked_ms, 0)
+                    answered(dict.fromkeys(some, LOCK_PENDING), requested_ms, 0)
                     return
                 for queue in some:
                     if queue in self._held:
@@ -254,10 +254,10 @@ class QueueLeases:
                         raise RemoteProtocolError(f"{len(found.queues)} locks for {len(some)}")
                 except MQMeshError as error:
                     _log.info("group %s: locks of %s: %s", self._group, broker_name, error)
-                    answered(dict.fromkeys(some, LOCK_PENDING), asked_ms, 0)
+                    answered(dict.fromkeys(some, LOCK_PENDING), requested_ms, 0)
                 else:
                     tokens = [one.token for one in found.queues]
-                    answered(dict(zip(some, tokens, strict=True)), asked_ms, found.lease_ms)
+                    answered(dict(zip(some, tokens, strict=True)), requested_ms, found.lease_ms)
 
             self._network.request(
                 broker_name,

@@ -119,8 +119,8 @@ class ReceiveEngine:
         self._buffer: deque[tuple[HeldLease, list[StoredMessage]]] = deque()
         self._demands: dict[object, Demand] = {}
         self._last: Demand | None = None
-        self._asked: dict[object, set[ReceiveSource]] = {}
-        self._asked_ms = 0
+        self._sources_of: dict[object, set[ReceiveSource]] = {}
+        self._used_ms = 0
 
     # ---- From any thread -------------------------------------------------------------
 
@@ -134,7 +134,7 @@ class ReceiveEngine:
         found: list[StoredMessage] = []
         now_ms = self.client.loop.clock.monotonic_ms()
         with self.changed:
-            self._asked_ms = now_ms
+            self._used_ms = now_ms
             while self._buffer and (room := most - len(found)) > 0:
                 held, some = self._buffer.popleft()
                 if len(some) > room:
@@ -154,7 +154,7 @@ class ReceiveEngine:
         """
         now_ms = self.client.loop.clock.monotonic_ms()
         with self.changed:
-            if caller in self._asked and demand.until_ms <= now_ms:
+            if caller in self._sources_of and demand.until_ms <= now_ms:
                 return
             self._demands[caller] = self._last = demand
         self.client.post(lambda: self._ask(caller))
@@ -163,12 +163,12 @@ class ReceiveEngine:
         """Note that a caller waits no more: nothing is asked for on its behalf."""
         with self.changed:
             self._demands.pop(caller, None)
-            self._asked.pop(caller, None)
+            self._sources_of.pop(caller, None)
 
     def is_answered(self, caller: object) -> bool:
         """Return whether all brokers that were asked for a caller have answered."""
         with self.changed:
-            return caller in self._asked and not self._asked[caller]
+            return caller in self._sources_of and not self._sources_of[caller]
 
     def wait(self, timeout_ms: int) -> None:
         """Wait until something may have come."""
@@ -412,7 +412,7 @@ class ReceiveEngine:
 
     def _tick(self) -> None:
         with self._turn:
-            self._receiver.tick(self._asked_ms)
+            self._receiver.tick(self._used_ms)
 
     def _follow(self, topic: str) -> None:
         def found(route: TopicRoute | MQMeshError) -> None:
@@ -503,18 +503,18 @@ class ReceiveEngine:
             return
         with self._turn:
             sources = self._receiver.sources.values()
-            asked = {source for source in sources if source.receive(demand)}
+            receiving = {source for source in sources if source.receive(demand)}
         with self.changed:
             if caller in self._demands:
-                self._asked.setdefault(caller, set()).update(asked)
-        if not asked and demand.until_ms <= self.client.loop.clock.monotonic_ms():
+                self._sources_of.setdefault(caller, set()).update(receiving)
+        if not receiving and demand.until_ms <= self.client.loop.clock.monotonic_ms():
             self._wake()
 
     def _hindered(self, source: ReceiveSource, error: MQMeshError | None) -> None:
         with self.changed:
-            answered = [asked for asked in self._asked.values() if source in asked]
-            for asked in answered:
-                asked.discard(source)
+            answered = [those for those in self._sources_of.values() if source in those]
+            for those in answered:
+                those.discard(source)
         if answered:
             self._wake()
         what = f"{source.topic} cannot be received from {source.broker_name}"

@@ -93,12 +93,12 @@ class Introspection:
     def _answer(
         self, broker_name: str, question: bytes, body: memoryview, on_answer: OnAnswer
     ) -> None:
-        asked = decode_header(RunningInfoRequest, memoryview(question))
+        header = decode_header(RunningInfoRequest, memoryview(question))
         if not self._engine.options.admin_introspection:
             raise NoPermission(
                 f"{self._engine.client.client_id} answers nothing (admin_introspection = False)"
             )
-        on_answer(self._running_info(with_stacks=asked.with_stacks))
+        on_answer(self._running_info(with_stacks=header.with_stacks))
 
     def _running_info(self, *, with_stacks: bool) -> RunningInfo:
         engine, now_ms = self._engine, self._now_ms()

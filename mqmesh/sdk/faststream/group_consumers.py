@@ -41,7 +41,7 @@ class Puller:
             self._last = None
         else:
             on_ack = None if self._auto_commit else partial(self._commit, message)
-            self._last = Delivery(message, is_asked_for=True, on_ack=on_ack)
+            self._last = Delivery(message, is_requested=True, on_ack=on_ack)
         return self._last
 
     async def _commit(self, message: StoredMessage) -> None:

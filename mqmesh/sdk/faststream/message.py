@@ -41,7 +41,7 @@ class Delivery:
     Args:
         messages: As they were received: one, or with ``batch=True`` a list's, of one queue and in
             order. Of a reply a plain ``Message``.
-        is_asked_for: The subscriber has no function; see ``MQMeshSubscriber.get_one``.
+        is_requested: The subscriber has no function; see ``MQMeshSubscriber.get_one``.
         on_ack: Awaited when it is acknowledged: commits it.
 
     Attributes:
@@ -49,17 +49,17 @@ class Delivery:
         error: Error of the handler.
     """
 
-    __slots__ = ("decision", "error", "is_asked_for", "messages", "on_ack")
+    __slots__ = ("decision", "error", "is_requested", "messages", "on_ack")
 
     def __init__(
         self,
         *messages: Message,
-        is_asked_for: bool = False,
+        is_requested: bool = False,
         on_ack: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.messages = messages
         self.on_ack = on_ack
-        self.is_asked_for = is_asked_for
+        self.is_requested = is_requested
         self.decision: AckStatus | None = None
         self.error: BaseException | None = None
 
@@ -80,7 +80,7 @@ class Delivery:
             return ConsumeResult.SUCCESS
         error = self.error
         if self.decision is AckStatus.REJECTED and not isinstance(error, Reject):
-            reason = "the handler rejected the message" if error is None else _told(error)
+            reason = "the handler rejected the message" if error is None else _description(error)
             raise Reject(reason) from (None if is_of_body(error) else error)
         if error is not None:
             raise error
@@ -139,7 +139,7 @@ class MQMeshMessage(StreamMessage[Delivery]):
         self.raw_message.decision = self.committed
 
     def _check_sent_back(self) -> None:
-        if self.raw_message.is_asked_for:
+        if self.raw_message.is_requested:
             raise FeatureNotSupportedException(
                 "a message that get_one or an iteration gave cannot be sent back: retries and dead "
                 "letters are for subscribers that have a function"
@@ -215,5 +215,5 @@ def is_of_body(error: BaseException | None) -> bool:
     return callers[-1:] == ["fast_depends"]
 
 
-def _told(error: BaseException) -> str:
+def _description(error: BaseException) -> str:
     return f"{type(error).__name__}: {text_of(error)}"

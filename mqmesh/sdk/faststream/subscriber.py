@@ -153,7 +153,7 @@ class MQMeshSubscriber(SubscriberUsecase[Delivery]):
         """
         try:
             async with asyncio.timeout(timeout):
-                delivery = await self._asked().next()
+                delivery = await self._requested_puller().next()
         except TimeoutError:
             return None
         return None if delivery is None else await self._seen(delivery)
@@ -164,7 +164,7 @@ class MQMeshSubscriber(SubscriberUsecase[Delivery]):
         Raises:
             FeatureNotSupportedException, ClientClosed, MQMeshError: As for ``get_one``.
         """
-        puller = self._asked()
+        puller = self._requested_puller()
         while (delivery := await puller.next()) is not None:
             yield await self._seen(delivery)
 
@@ -181,7 +181,7 @@ class MQMeshSubscriber(SubscriberUsecase[Delivery]):
         topic = message.reply_to if request is None else raw.topic
         return (ResultPublisher(self._outer_config.producer, topic, request),)
 
-    def _asked(self) -> Puller:
+    def _requested_puller(self) -> Puller:
         if self.calls:
             raise FeatureNotSupportedException(
                 "this subscriber has a function, which gets its messages: make another one, of a "

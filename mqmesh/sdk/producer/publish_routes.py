@@ -242,9 +242,9 @@ class PublishRoutes:
         # A cluster that is starting or restarting has no route for a moment; a send may wait
         # for the route as long as for its broker.
         clock = self._engine.loop.clock
-        asked = self._engine.options.namesrv_addr
+        addresses = self._engine.options.namesrv_addr
         why: MQMeshError = NoRoute(
-            f"no route for topic {topic!r} from {asked}: no answer within the time given"
+            f"no route for topic {topic!r} from {addresses}: no answer within the time given"
         )
         while clock.monotonic_ms() < deadline_ms:
             queues, problem = self._look(topic, deadline_ms)

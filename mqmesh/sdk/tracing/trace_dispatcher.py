@@ -31,7 +31,7 @@ STORE_S: Final = 0.5
 Traced = tuple[str, str, Sequence[str]]
 """A record that is to be written: its text, and by what it is found: the message's id, its keys."""
 
-_Told = TypeVar("_Told")
+_Fact = TypeVar("_Fact")
 _log = logging.getLogger(__name__)
 
 
@@ -76,7 +76,7 @@ class TraceDispatcher:
         self._waiting: list[Callable[[], Iterable[Traced]]] = []
         self._count = 0
         self._closing = False
-        self._told = False
+        self._is_logged = False
         self.sent = 0
         self.dropped = 0
         call_in_forks(self._forked)
@@ -95,7 +95,7 @@ class TraceDispatcher:
             close_at_exit(self)
 
     def add(
-        self, facts: Sequence[_Told], make: Callable[[Sequence[_Told]], Iterable[Traced]]
+        self, facts: Sequence[_Fact], make: Callable[[Sequence[_Fact]], Iterable[Traced]]
     ) -> None:
         """Takes what is to be traced, as far as there is room; returns at once, from any thread.
 
@@ -189,8 +189,8 @@ class TraceDispatcher:
 
     def _lose(self, count: int, error: MQMeshError) -> None:
         self.dropped += count
-        if not self._told:
-            self._told = True
+        if not self._is_logged:
+            self._is_logged = True
             _log.warning("trace records are lost, of which only the first are logged: %s", error)
 
 

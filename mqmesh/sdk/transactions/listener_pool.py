@@ -38,7 +38,7 @@ class ListenerPool:
         self._begun_before = -1
         self._watched = False
         self._closed = False
-        self._told_ms = 0
+        self._logged_ms = 0
 
     @property
     def waiting(self) -> int:
@@ -77,8 +77,8 @@ class ListenerPool:
                 self._start()
                 return
             now_ms = self._loop.clock.monotonic_ms()
-            if now_ms - self._told_ms > 10_000:
-                self._told_ms = now_ms
+            if now_ms - self._logged_ms > 10_000:
+                self._logged_ms = now_ms
                 _log.error(
                     "all %d threads %s are busy or hang, %d tasks wait",
                     self._threads,

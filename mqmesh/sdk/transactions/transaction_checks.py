@@ -45,7 +45,7 @@ class CheckService:
         hooks: The producer's.
 
     Attributes:
-        asked: Number of questions to the listener.
+        checks: Checks of the listener.
         running: Local transactions that run in this process just now, or are about to; about
             these the listener is not asked, since it could only guess.
     """
@@ -69,7 +69,7 @@ class CheckService:
         self._hooks = hooks
         self._lock = ranked_lock(LockRank.LEAF)
         self._asking: set[PlaceKey] = set()
-        self.asked = 0
+        self.checks = 0
         self.running: set[PlaceKey] = set()
 
     def on_question(self, broker_name: str, command: Command) -> None:
@@ -115,7 +115,7 @@ class CheckService:
 
     def _ask(self, key: PlaceKey, place: HalfPlace, ordinal: int, message: StoredMessage) -> None:
         state = LocalTransactionState.UNKNOWN
-        self.asked += 1
+        self.checks += 1
         try:
             state = self._check(message)
         except Exception:

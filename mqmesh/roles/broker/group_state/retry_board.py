@@ -34,17 +34,17 @@ class RetryBoard:
         self._reported: dict[str, WaitingRetries] = {}
         self._since: dict[str, WaitingRetries] = {}
 
-    def report(self, asked: PullScheduleRequest) -> None:
+    def report(self, header: PullScheduleRequest) -> None:
         """Take over what the service reports when it has caught up."""
-        if asked.is_anew:
+        if header.is_anew:
             self._reported.clear()
-        for one in asked.retries:
+        for one in header.retries:
             if not one.count:
                 self._reported.pop(one.group, None)
             elif one.group in self._reported or len(self._reported) < MAX_GROUPS:
                 self._reported[one.group] = one
         self._since.clear()
-        self.cursors = self._reported_to = list(asked.cursors)
+        self.cursors = self._reported_to = list(header.cursors)
         self.is_current = True
 
     def count(self, entries: Iterable[ScheduledEntry], cursors: Sequence[int]) -> None:

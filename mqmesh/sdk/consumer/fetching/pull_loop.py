@@ -232,7 +232,7 @@ class PullLoop:
         self.generation = generation
         self.answered_ms = 0
         self._meter = meter or PullMeter()
-        self._asked_ms = 0
+        self._sent_ms = 0
         self._epochs = {} if epochs is None else epochs
         self._replicas = replicas
         self._choice = None if replicas is None else ReplicaChoice(replicas.clock)
@@ -266,7 +266,7 @@ class PullLoop:
             return
         self.waiting_for_room = False
         self._busy = True
-        self._asked_ms = self._meter.now_ms()
+        self._sent_ms = self._meter.now_ms()
         turn = self._turn
         settings = self._settings
         header = encode_header(
@@ -434,7 +434,7 @@ class PullLoop:
         wanted = self._sink.next_offset
         if answer.status == PullStatus.FOUND:
             self._meter.pulls += 1
-            self._meter.waited_ms += self.answered_ms - self._asked_ms
+            self._meter.waited_ms += self.answered_ms - self._sent_ms
             self._take_batches(bodies, answer.next_queue_offset)
         elif answer.next_queue_offset > self._sink.next_offset:
             if answer.status == PullStatus.MESSAGES_LOST:
@@ -451,14 +451,14 @@ class PullLoop:
         self._corrupt_tries = 0
         self.stopped = False
         moved = self._sink.next_offset > wanted
-        if moved or self._meter.now_ms() - self._asked_ms >= self._early_ms:
+        if moved or self._meter.now_ms() - self._sent_ms >= self._early_ms:
             self._answer_backoff.reset()
             self._go_on(0)
         else:
             # The broker did not hold the pull, and had nothing: the next one waits here.
             self._go_on(self._answer_backoff.next_delay_ms())
 
-    def _take_batches(self, bodies: Sequence[memoryview], next_told: int) -> None:
+    def _take_batches(self, bodies: Sequence[memoryview], next_reported: int) -> None:
         batches: list[PulledBatch] = []
         wanted = next_offset = self._sink.next_offset
         size = 0
@@ -483,7 +483,7 @@ class PullLoop:
                     position += header.total_size
                     size += header.total_size
             if self._source.filtered:
-                next_offset = max(next_offset, next_told)
+                next_offset = max(next_offset, next_reported)
         finally:
             # What stands before a damaged batch is good, so it is taken in any case.
             if next_offset > wanted:

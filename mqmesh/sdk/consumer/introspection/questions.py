@@ -42,17 +42,17 @@ class Questions:
         Raises:
             RemoteProtocolError: What it sent is none.
         """
-        asked = decode_header(AskClient, command.header)
+        header = decode_header(AskClient, command.header)
 
         def answer(found: msgspec.Struct | MQMeshError) -> None:
-            self._send(broker_name, asked.token, found)
+            self._send(broker_name, header.token, found)
 
-        answerer = self._answerers.get(asked.code)
+        answerer = self._answerers.get(header.code)
         if answerer is None:
-            answer(UnsupportedCommand(f"this consumer does not answer question {asked.code}"))
+            answer(UnsupportedCommand(f"this consumer does not answer question {header.code}"))
             return
         try:
-            question = self._names.question(asked.code, asked.question)
+            question = self._names.question(header.code, header.question)
             answerer(broker_name, question, command.body, answer)
         except MQMeshError as error:
             answer(error)

@@ -56,7 +56,7 @@ class HandOver:
         self._loop = loop
         self._on_result = on_result
         self._began_ms = loop.clock.monotonic_ms()
-        self._told = False
+        self._is_logged = False
 
     def begin(self, listener: AnyListener, message: StoredMessage) -> None:
         """Has the message consumed."""
@@ -77,7 +77,7 @@ class HandOver:
             self._answer(HandedResult.RECONSUME_LATER)
 
     def _late(self, take_back: Callable[[], bool]) -> None:
-        if self._told:
+        if self._is_logged:
             return
         if take_back():
             self._answer(HandedResult.TIMEOUT, "all workers are busy; the listener was not called")
@@ -85,7 +85,7 @@ class HandOver:
             self._answer(HandedResult.TIMEOUT, "the listener did not return yet, and goes on")
 
     def _answer(self, result: HandedResult, text: str = "") -> None:
-        if not self._told:
-            self._told = True
+        if not self._is_logged:
+            self._is_logged = True
             took_ms = self._loop.clock.monotonic_ms() - self._began_ms
             self._on_result(HandedOver(result, text, took_ms))

@@ -118,6 +118,6 @@ def report_failure(
         wanted: A listener that asks for a later try gets one, so that is not reported.
     """
     what = where_failed(messages)
-    asked = cause is ConsumeResult.RECONSUME_LATER and wanted
-    level = logging.DEBUG if asked else logging.WARNING
+    on_purpose = cause is ConsumeResult.RECONSUME_LATER and wanted
+    level = logging.DEBUG if on_purpose else logging.WARNING
     log_failure(_log, level, what, cause, then, attempt=attempt)

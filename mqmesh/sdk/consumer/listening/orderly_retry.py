@@ -21,7 +21,7 @@ from mqmesh.sdk.consumer.listening.group_retry import Retry, consecutive, reason
 from mqmesh.sdk.consumer.listening.orderly_service import ToDeadLetters
 from mqmesh.sdk.consumer.listening.send_back_queue import SendBackQueue, SentBack
 
-TELL_MS: Final = 60_000
+LOG_EACH_MS: Final = 60_000
 """Interval of the log's reports about a queue that waits for ever."""
 
 _log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class Unreadable(msgspec.Struct):
     first: int
     end: int
     error: CorruptBatch
-    told_ms: int = -1
+    logged_ms: int = -1
     is_leaving: bool = False
 
 
@@ -90,8 +90,8 @@ class OrderlyRetry(Retry):
             elif offset == one.first and not one.is_leaving:
                 if self._gives_up:
                     self._bury(queue, one)
-                elif one.told_ms < 0 or now_ms - one.told_ms >= TELL_MS:
-                    one.told_ms = now_ms
+                elif one.logged_ms < 0 or now_ms - one.logged_ms >= LOG_EACH_MS:
+                    one.logged_ms = now_ms
                     _report_unreadable(queue, one)
 
     def wait(self, timeout_s: float) -> bool:

@@ -98,7 +98,7 @@ class ReceiveSource:
         leases: Leases with messages that are not settled, by number.
         settler: Settlements on their way.
         dropped: Nothing more is asked for.
-        asked: Messages that the receive under way may bring; 0 without one.
+        expected: Messages that the receive under way may bring; 0 without one.
         is_known: The broker has answered a receive.
         is_quiet: The last answer had no message.
     """
@@ -126,7 +126,7 @@ class ReceiveSource:
         self.settler = Settler(client, broker_name, group, topic, self.leases, self._ride, turn)
         self._turn = turn
         self.dropped = False
-        self.asked = 0
+        self.expected = 0
         self.is_known = False
         self.is_quiet = True
         self._again_ms = 0
@@ -160,7 +160,7 @@ class ReceiveSource:
             True if the broker was asked.
         """
         now_ms = self._client.loop.clock.monotonic_ms()
-        if self.asked or self.dropped or (demand is None and now_ms < self._again_ms):
+        if self.expected or self.dropped or (demand is None and now_ms < self._again_ms):
             return False
         demand = demand or self._demand(self)
         if demand is None:
@@ -186,12 +186,12 @@ class ReceiveSource:
 
     def _ask(self, demand: Demand, report: Report, suspend_ms: int) -> bytes:
         """Note that messages are asked for; return the header of RECEIVE_MESSAGE."""
-        self.asked = min(demand.max_messages, MAX_RECEIVED)
+        self.expected = min(demand.max_messages, MAX_RECEIVED)
         wanted = ReceiveRequest(
             self._group,
             self.topic,
             self._client.client_id,
-            self.asked,
+            self.expected,
             invisible_ms=demand.invisible_ms,
             suspend_timeout_ms=suspend_ms,
             expression=self._selector.expression,
@@ -213,7 +213,7 @@ class ReceiveSource:
         Returns:
             None where other requests are under way.
         """
-        if self.asked or self.dropped or not self.is_known:
+        if self.expected or self.dropped or not self.is_known:
             return None
         report = self.settler.take_alone(some)
         if report is None:
@@ -246,7 +246,7 @@ class ReceiveSource:
         if received is not None:
             if received.error is not None or received.unreadable or received.unwanted:
                 return False
-            self.asked = 0
+            self.expected = 0
             self._attempt_id += 1
             self._note(received)
         self.settler.answered(report, codes, None)
@@ -271,24 +271,24 @@ class ReceiveSource:
             self.settler.answered(lone.report, codes, error)
 
     def _ride(self) -> bool:
-        if self.asked or self.dropped:
+        if self.expected or self.dropped:
             return False
         demand = self._demand(self) or self._prefetch(self)
         return demand is not None and self.receive(demand)
 
-    def tick(self, now_ms: int, asked_ms: int) -> None:
+    def tick(self, now_ms: int, used_ms: int) -> None:
         """Extend leases of messages that no caller has got yet; forget those that ended.
 
         Args:
             now_ms: Monotonic clock.
-            asked_ms: When a caller asked for messages last: what is kept for one that does not ask
-                for ``KEEP_MS``, or a third of a lease, is given back.
+            used_ms: Time of the last call for messages: buffered messages are given back after
+                ``KEEP_MS``, or a third of a lease, without one.
         """
         for held in list(self.leases.values()):
             length_ms = held.lease.length_ms
             if not held.bits or held.until_ms + length_ms < now_ms:
                 del self.leases[held.lease.lease]
-            elif held.buffered and now_ms - asked_ms >= min(length_ms // 3, KEEP_MS):
+            elif held.buffered and now_ms - used_ms >= min(length_ms // 3, KEEP_MS):
                 if bits := self._unbuffer(held):
                     some = [(held, bits)]
                     self.settler.gather(SettleAction.RETURN, some, now_ms + RETURN_MS, _nobody)
@@ -318,11 +318,11 @@ class ReceiveSource:
             length_ms: It lasts so long from now on.
             on_done: Called with the outcome.
         """
-        asked_ms = self._client.loop.clock.monotonic_ms()
+        used_ms = self._client.loop.clock.monotonic_ms()
 
         def done(error: MQMeshError | None) -> None:
             if error is None:
-                held.until_ms = max(held.until_ms, asked_ms + length_ms)
+                held.until_ms = max(held.until_ms, used_ms + length_ms)
             elif isinstance(error, StaleReceipt):
                 held.bits &= ~bits
                 if not held.bits:
@@ -331,9 +331,9 @@ class ReceiveSource:
                 on_done(error)
 
         # So that the next tick does not ask again before the answer is here.
-        held.until_ms = max(held.until_ms, asked_ms + length_ms)
+        held.until_ms = max(held.until_ms, used_ms + length_ms)
         self.settler.add(
-            Settling(held, bits, SettleAction.EXTEND, asked_ms + length_ms, done, length_ms)
+            Settling(held, bits, SettleAction.EXTEND, used_ms + length_ms, done, length_ms)
         )
 
     def drop(self, on_done: OnSettled) -> None:
@@ -358,7 +358,7 @@ class ReceiveSource:
             self._take_answer(report, answer)
 
     def _take_answer(self, report: Report, answer: Command | MQMeshError) -> None:
-        self.asked = 0
+        self.expected = 0
         found = ReceiveResponse()
         error = answer if isinstance(answer, MQMeshError) else None
         if not isinstance(answer, MQMeshError):

@@ -314,8 +314,8 @@ class ReceivedRuns:
         if not source.is_quiet:
             if self._count > self._most // PREFETCH:
                 return None  # not one by one
-            asked = sum(one.asked for one in self.receiver.sources.values())
-            wanted = max(self._most - self._count - asked, 1)
+            expected = sum(one.expected for one in self.receiver.sources.values())
+            wanted = max(self._most - self._count - expected, 1)
         return Demand(wanted, self._settings.invisible_ms, until_ms)
 
     def _take(

@@ -134,11 +134,11 @@ class Receiver:
         for source in (*sources[at:], *sources[:at]):
             source.receive()
 
-    def tick(self, asked_ms: int) -> None:
+    def tick(self, used_ms: int) -> None:
         """Extend the leases of messages that are kept; see ``ReceiveSource.tick``."""
         now_ms = self._client.loop.clock.monotonic_ms()
         for source in self._all():
-            source.tick(now_ms, asked_ms)
+            source.tick(now_ms, used_ms)
         self._dropped = [one for one in self._dropped if one.leases or not one.settler.is_idle]
 
     # ---- Settle ----------------------------------------------------------------------

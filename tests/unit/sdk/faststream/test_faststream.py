@@ -648,7 +648,7 @@ def test_a_subscriber_without_a_function_stays_so_in_tests(broker):
 
 def test_what_was_asked_for_can_be_done_but_not_sent_back():
     async def run():
-        delivery = Delivery(Message("orders", b"1"), is_asked_for=True)
+        delivery = Delivery(Message("orders", b"1"), is_requested=True)
         message = await parse(delivery)
         for send_back in message.nack, message.reject:
             with pytest.raises(FeatureNotSupportedException, match="cannot be sent back"):

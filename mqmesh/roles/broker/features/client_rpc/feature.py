@@ -80,39 +80,39 @@ class ClientRpcFeature(Feature):
         self._give_up(late, "had no time to answer: this broker stops, or leads no more")
 
     def get_running_info(self, request: Request, header: RunningInfoRequest) -> Reply | None:
-        """Asks a member how it is; the answer comes from it."""
+        """Relay a request for running information to a member."""
         self._ask(request, header.group, header.client_id, encode_header(header))
         return None
 
-    def consume_directly(self, request: Request, asked: HandToRequest) -> Reply | None:
-        """Has a member consume one message; the answer comes from it.
+    def consume_directly(self, request: Request, wanted: HandToRequest) -> Reply | None:
+        """Relay a message to a member, which consumes it at once and responds.
 
         Raises:
             InvalidArgument: The group broadcasts, or the message waits for something else.
             NoPermission: Its topic does not permit reading.
             OffsetIllegal: There is no message, or it is of another namespace.
         """
-        group = self._groups.group(check_client_group(asked.group))
-        data = group.members.get(asked.client_id)
+        group = self._groups.group(check_client_group(wanted.group))
+        data = group.members.get(wanted.client_id)
         if data is not None and data.message_model == MessageModel.BROADCASTING:
             raise InvalidArgument(
-                f"group {asked.group!r} broadcasts: every member gets every message by itself"
+                f"group {wanted.group!r} broadcasts: every member gets every message by itself"
             )
         try:
-            batch = self._store.read_at(CommitLogOffset(asked.commitlog_offset))
+            batch = self._store.read_at(CommitLogOffset(wanted.commitlog_offset))
         except (CorruptRecord, OffsetOutOfRange) as error:
-            raise no_message_at(asked.commitlog_offset) from error
+            raise no_message_at(wanted.commitlog_offset) from error
         header = read_header(batch)
         topic = read_meta(batch, header).topic
         if not is_within(request.peer.principal.namespace, topic):
-            raise no_message_at(asked.commitlog_offset)
+            raise no_message_at(wanted.commitlog_offset)
         if header.attributes & Attributes.HAS_DELAY or is_half(header):
             raise InvalidArgument(
                 "the message waits for its time or its transaction; hand over what came of it"
             )
         self._permit(request.peer, request.command.code, topic)
         self._topics.check_readable(topic)
-        self._ask(request, asked.group, asked.client_id, encode_header(asked), batch)
+        self._ask(request, wanted.group, wanted.client_id, encode_header(wanted), batch)
         return None
 
     def answer_of_client(self, request: Request, client_answer: ClientAnswer) -> Reply:

@@ -51,7 +51,7 @@ from mqmesh.units import MAX_OFFSET, CommitLogOffset
 HOLDER: Final = "the schedule service"
 """The name under which the log's end is kept from retention."""
 _OK = int(ResponseCode.SUCCESS)
-_NEWS = encode_header(ScheduleNews())
+_CHANGE = encode_header(ScheduleNews())
 _WHY = {
     CancelVerdict.OVER: "it was delivered or cancelled before",
     CancelVerdict.LEAVING: "it is being delivered just now",
@@ -173,14 +173,14 @@ class DelaysFeature(Feature):
         return None
 
     def cancel_delayed(self, request: Request, header: CancelDelayedRequest) -> Reply | None:
-        """Asks the service whether a message still waits; answered once it is cancelled."""
+        """Cancel a delayed message by the schedule service; answered once it is cancelled."""
         desk = self._schedule
         message_id = format_message_id(header.producer_id, header.sequence)
         deadline_ms = self._clock.monotonic_ms() + CANCEL_TIMEOUT_MS
         ticket = desk.add_cancel(request.later(deadline_ms), message_id)
         assert desk.service is not None
-        news = ScheduleNews(ticket, header.producer_id, header.sequence)
-        desk.service.notify(RequestCode.NOTIFY_SCHEDULE, encode_header(news))
+        change = ScheduleNews(ticket, header.producer_id, header.sequence)
+        desk.service.notify(RequestCode.NOTIFY_SCHEDULE, encode_header(change))
         return None
 
     def refuse_cancel(self, request: Request, header: RefuseCancelRequest) -> Reply:
@@ -202,7 +202,7 @@ class DelaysFeature(Feature):
         desk = self._schedule
         if desk.timer_changed and desk.service is not None:
             desk.timer_changed = False
-            desk.service.notify(RequestCode.NOTIFY_SCHEDULE, _NEWS)
+            desk.service.notify(RequestCode.NOTIFY_SCHEDULE, _CHANGE)
 
     def sample(self) -> None:
         """Keep the log while it is unknown what waits in it; count retries without a service."""

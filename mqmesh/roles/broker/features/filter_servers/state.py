@@ -37,7 +37,7 @@ class FilterServers:
         self._broker_name = broker_name
         self._known: dict[Peer, _Known] = {}
 
-    def on_register(self, peer: Peer, asked: RegisterFilterServerRequest, now_ms: int) -> bool:
+    def on_register(self, peer: Peer, header: RegisterFilterServerRequest, now_ms: int) -> bool:
         """A filter server says that it is there.
 
         Returns:
@@ -49,12 +49,12 @@ class FilterServers:
             SystemBusy: It has too many.
         """
         self._check_allowed()
-        check_address(asked.address)
+        check_address(header.address)
         self._forget_silent(now_ms)
         is_new = peer not in self._known
         if is_new and len(self._known) >= MAX_SERVERS:
             raise SystemBusy(f"{MAX_SERVERS} filter servers are registered already")
-        self._known[peer] = _Known(asked, now_ms)
+        self._known[peer] = _Known(header, now_ms)
         return is_new
 
     def on_disconnect(self, peer: Peer) -> None:

@@ -201,7 +201,7 @@ class OffsetsFeature(Feature):
         if len({one.queue_id for one in wanted.offsets}) < len(wanted.offsets):
             raise InvalidArgument("a commit has each queue once")
         offsets: dict[int, QueueOffset] = {}
-        news = 0
+        added = 0
         for one in wanted.offsets:
             key = (group, topic, one.queue_id)
             entry = QueueOffsetEntry(topic, one.queue_id, one.queue_offset, one.epoch)
@@ -222,10 +222,10 @@ class OffsetsFeature(Feature):
                     f"a commit of queue {one.queue_id} from {before} to {one.queue_offset} makes "
                     "no progress"
                 )
-            news += before < 0
+            added += before < 0
             offsets[one.queue_id] = QueueOffset(one.queue_offset)
-        if news:
-            self._offsets.check_room(news)
+        if added:
+            self._offsets.check_room(added)
         change = self._offsets.plan_processed(group, topic, offsets)
 
         def apply() -> None:

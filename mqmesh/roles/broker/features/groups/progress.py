@@ -266,9 +266,9 @@ class GroupProgressFeature(Feature):
             waiting, since = self._progress.waiting_retries(name)
         return ConsumeStats(found, more, rate, self._clock.wall_ms(), waiting, since)
 
-    def query_topic_consumers(self, request: Request, asked: TopicConsumersRequest) -> GroupNames:
+    def query_topic_consumers(self, request: Request, header: TopicConsumersRequest) -> GroupNames:
         """The groups that read a topic: those with offsets in it, and those who subscribe to it."""
-        topic = check_topic(asked.topic)
+        topic = check_topic(header.topic)
         namespace = request.peer.principal.namespace
         readers = self._progress.readers(topic)
         return GroupNames(sorted(one for one in readers if is_within(namespace, one)))

@@ -151,8 +151,8 @@ class PullingFeature(Feature):
         if not turn_is_over:
             result = self._get(request.peer, pull, queue_offset)
             # A consumer that has not seen this epoch learns it at once, and commits where it is.
-            is_news = 0 < pull.epoch < self._store.epoch()
-            if not wait_ms or is_news or not _is_waiting(result):
+            is_new_epoch = 0 < pull.epoch < self._store.epoch()
+            if not wait_ms or is_new_epoch or not _is_waiting(result):
                 return self._reply(pull, result)
             queue_offset = result.next_queue_offset
         now_ms = self._clock.monotonic_ms()

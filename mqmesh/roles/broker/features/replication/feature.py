@@ -200,20 +200,20 @@ class ReplicationFeature(Feature):
         if more:
             self._writes.answer_confirmed()
 
-    def read_log(self, request: Request, asked: ReadLogRequest) -> Reply:
+    def read_log(self, request: Request, wanted: ReadLogRequest) -> Reply:
         """A replica gets records again that its disk has damaged; no more than is confirmed."""
         config, log = self._settings.now, replicable(self._store)
         if config.ha.mode is HaMode.OFF:
             raise InvalidArgument(f'{config.broker_name!r} has no replicas (ha.mode = "off")')
-        if (asked.broker_name, asked.store_id) != (config.broker_name, log.identity().store_id):
+        if (wanted.broker_name, wanted.store_id) != (config.broker_name, log.identity().store_id):
             raise InvalidArgument(
                 f"this is {config.broker_name!r}, log {log.identity().store_id:#010x}, and not "
-                f"{asked.broker_name!r}, log {asked.store_id:#010x}"
+                f"{wanted.broker_name!r}, log {wanted.store_id:#010x}"
             )
         end, (epoch, confirmed) = log.log_end(), self._terms()
         stop = end if self._leadership is None else min(CommitLogOffset(confirmed), end)
         chunk = log.read_raw(
-            CommitLogOffset(asked.start), max_bytes=asked.size, stop=stop, whole_groups=False
+            CommitLogOffset(wanted.start), max_bytes=wanted.size, stop=stop, whole_groups=False
         )
         header = ReplicateLog(
             chunk.start, chunk.end, chunk.segment_end, chunk.epoch, end, epoch, confirmed

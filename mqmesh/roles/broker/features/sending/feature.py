@@ -189,10 +189,10 @@ class SendingFeature(Feature):
         wait_ms = self._commit_point.timeout_ms  # none waits for longer
         self._writes.answer_expired(self._clock.monotonic_ms() + wait_ms)
 
-    def send_message(self, request: Request, asked: tuple[int, int, bytes]) -> Reply | None:
+    def send_message(self, request: Request, fields: tuple[int, int, bytes]) -> Reply | None:
         """Stages the batches of a request; the answer comes with the end of the tick."""
         command = request.command
-        _, batch_count, key = asked
+        _, batch_count, key = fields
         shown = self._producer_keys.of_peer.get(request.peer)
         producer_id = None if shown is None else shown.get(key)
         if producer_id is None:
@@ -264,23 +264,23 @@ class SendingFeature(Feature):
                 raise error_of(refused.code, refused.remark, refused.retry_after_ms)
         return staged
 
-    def query_producer(self, request: Request, asked: ProducerRequest) -> ProducerInfo:
+    def query_producer(self, request: Request, header: ProducerRequest) -> ProducerInfo:
         """Return the batches of a producer that are remembered in a queue.
 
         Raises:
             TopicNotFound: There is no such topic.
             SystemBusy: One of them is not safe yet.
         """
-        self._topics.require(asked.topic)
-        topic, queue_ids = asked.topic, [asked.queue_id]
-        if asked.delayed:
+        self._topics.require(header.topic)
+        topic, queue_ids = header.topic, [header.queue_id]
+        if header.delayed:
             topic, queue_ids = SCHEDULE_TOPIC, self._store.queues(SCHEDULE_TOPIC)
         batches = []
         for queue_id in queue_ids:
-            for batch in self._store.producer_window(topic, queue_id, asked.producer_id):
+            for batch in self._store.producer_window(topic, queue_id, header.producer_id):
                 if not self._commit_point.is_safe(batch.end_offset):
                     raise SystemBusy(
-                        f"a batch of producer {asked.producer_id:016x} in queue {queue_id} of "
+                        f"a batch of producer {header.producer_id:016x} in queue {queue_id} of "
                         f"{topic!r} is not safe yet; ask again"
                     )
                 status = int(self._commit_point.status_of(batch.end_offset))

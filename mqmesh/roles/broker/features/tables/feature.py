@@ -311,46 +311,46 @@ class TablesFeature(Feature):
 
     # ---- Reads -----------------------------------------------------------------------
 
-    def read_table(self, request: Request, asked: ReadTableRequest) -> Reply:
+    def read_table(self, request: Request, query: ReadTableRequest) -> Reply:
         """Return the newest revisions of keys."""
-        topic = self._topics.require_readable(asked.topic, 0)
+        topic = self._topics.require_readable(query.topic, 0)
         if not topic.is_table:
-            raise MessageIllegal(f"topic {asked.topic!r} is no table (history = 0)")
-        if asked.history and len(asked.keys) != 1:
-            raise MessageIllegal(f"a history is of one key; {len(asked.keys)} are named")
+            raise MessageIllegal(f"topic {query.topic!r} is no table (history = 0)")
+        if query.history and len(query.keys) != 1:
+            raise MessageIllegal(f"a history is of one key; {len(query.keys)} are named")
         self.tables.check_settled()
         table = self.tables.ready(topic)  # behind it: damage that it finds makes all tables anew
-        answer = _TableAnswer(self._values, asked, self._clock.wall_ms())
-        if asked.keys:
-            self._read_keys(table, asked, answer)
+        answer = _TableAnswer(self._values, query, self._clock.wall_ms())
+        if query.keys:
+            self._read_keys(table, query, answer)
         else:
-            self._read_range(table, asked, answer)
+            self._read_range(table, query, answer)
         header = encode_header(
             TableEntries(table.applied, answer.entries, answer.after, answer.is_full)
         )
         return Reply(header, (b"".join(answer.values),) if answer.values else ())
 
     def _read_keys(
-        self, table: BrokerTable, asked: ReadTableRequest, answer: "_TableAnswer"
+        self, table: BrokerTable, query: ReadTableRequest, answer: "_TableAnswer"
     ) -> None:
-        keys = [key.encode() for key in asked.keys]
+        keys = [key.encode() for key in query.keys]
         for key in keys:
             if not 0 < len(key) <= MAX_KEY_BYTES:
                 raise MessageIllegal(f"a key of {len(key)} bytes; 1 to {MAX_KEY_BYTES} are allowed")
         rows = self.tables.rows_of(table, keys)
-        for at, (text, key, row) in enumerate(zip(asked.keys, keys, rows, strict=True)):
+        for at, (text, key, row) in enumerate(zip(query.keys, keys, rows, strict=True)):
             if row is not None and not answer.add(text, key, row):
-                answer.after = asked.keys[at - 1]
+                answer.after = query.keys[at - 1]
                 return
-        answer.after = asked.keys[-1]
+        answer.after = query.keys[-1]
 
     def _read_range(
-        self, table: BrokerTable, asked: ReadTableRequest, answer: "_TableAnswer"
+        self, table: BrokerTable, query: ReadTableRequest, answer: "_TableAnswer"
     ) -> None:
-        prefix = asked.prefix.encode()
-        start = max(prefix, asked.after.encode() + b"\0") if asked.after else prefix
+        prefix = query.prefix.encode()
+        start = max(prefix, query.after.encode() + b"\0") if query.after else prefix
         while True:
-            wanted = asked.limit - len(answer.entries)
+            wanted = query.limit - len(answer.entries)
             rows = self.tables.rows_behind(table, start, _behind(prefix), wanted)
             for key, row in rows:
                 text = key.decode()
@@ -359,7 +359,7 @@ class TablesFeature(Feature):
                 answer.after = text
             if len(rows) < wanted:
                 return
-            if len(answer.entries) >= asked.limit or answer.looked >= MOST_LOOKED:
+            if len(answer.entries) >= query.limit or answer.looked >= MOST_LOOKED:
                 answer.is_full = True
                 return
             start = rows[-1][0] + b"\0"
@@ -428,15 +428,15 @@ _MOST_READ_BYTES: Final = 16 * MIB
 class _TableAnswer:
     """Entries and values of an answer, as far as there is room for them."""
 
-    def __init__(self, values: TableValues, asked: ReadTableRequest, now_ms: int) -> None:
+    def __init__(self, values: TableValues, query: ReadTableRequest, now_ms: int) -> None:
         self._values = values
-        self._asked = asked
+        self._query = query
         self._now_ms = now_ms
-        self._left = asked.max_bytes
+        self._left = query.max_bytes
         self._read_until = values.read_bytes + _MOST_READ_BYTES
         self.entries: list[TableEntry] = []
         self.values: list[bytes] = []
-        self.after = asked.after
+        self.after = query.after
         self.looked = 0
         self.is_full = False
 
@@ -449,14 +449,14 @@ class _TableAnswer:
             row: Its row.
         """
         self.looked += 1
-        asked, newest = self._asked, row.revisions[0]
-        if asked.history:
-            wanted = [one for one in row.revisions[::-1] if one.revision > asked.newer_than]
-        elif newest.revision > asked.newer_than and (asked.deleted or newest.is_live(self._now_ms)):
+        query, newest = self._query, row.revisions[0]
+        if query.history:
+            wanted = [one for one in row.revisions[::-1] if one.revision > query.newer_than]
+        elif newest.revision > query.newer_than and (query.deleted or newest.is_live(self._now_ms)):
             wanted = [newest]
         else:
             return True
-        with_values = not asked.keys_only
+        with_values = not query.keys_only
         for one in wanted:
             if with_values:
                 is_over = one.size > self._left or self._values.read_bytes >= self._read_until

@@ -143,14 +143,14 @@ class CheckTimetable:
         self._rejoin(now_ms, members)
         effects = self._crowded(now_ms, pending_count)
         size = 0
-        asked: dict[str, Sequence[Peer]] = {}
+        peers_of: dict[str, Sequence[Peer]] = {}
         while self._watches and self._watches[0].due_ms <= now_ms and size < CHECK_BYTES_A_TICK:
             watch = heapq.heappop(self._watches)
             batch = watch.batch
             ordinals = batch.open_ordinals(watch.ordinals)
             if not ordinals:
                 if batch.is_staged(watch.ordinals):
-                    # A decision is being written; should that fail they are asked about again.
+                    # A decision is being written; if that fails, check-backs go on.
                     self._push(watch, now_ms + self.settings.check_interval_ms)
                 continue
             watch.ordinals = ordinals
@@ -162,13 +162,13 @@ class CheckTimetable:
                     effects.append(Park(watch, ordinals))
                 self._push(watch, now_ms + self.settings.check_interval_ms)
                 continue
-            peers = asked.get(batch.group)
+            peers = peers_of.get(batch.group)
             if peers is None:
-                peers = asked[batch.group] = members(batch.group)
+                peers = peers_of[batch.group] = members(batch.group)
             if not peers:
                 self._lonely.setdefault(batch.group, []).append(watch)
                 continue
-            # Another member each time: the one that was asked may hang.
+            # Another member each time: the last one may hang.
             peer = peers[(batch.base + watch.checks) % len(peers)]
             watch.checks += 1
             size += batch.size
@@ -186,18 +186,18 @@ class CheckTimetable:
         """Take over checks that were found in the log.
 
         Args:
-            found: For each batch, by queue offset, what was asked.
+            found: Check-backs of each batch, by queue offset.
         """
         for watch in self._watches:
-            for asked in found.get(watch.batch.base, ()):
-                if asked.checks > watch.checks and any(
-                    asked.first <= ordinal < asked.first + asked.count for ordinal in watch.ordinals
+            for one in found.get(watch.batch.base, ()):
+                if one.checks > watch.checks and any(
+                    one.first <= ordinal < one.first + one.count for ordinal in watch.ordinals
                 ):
-                    watch.checks, watch.due_ms = asked.checks, asked.due_ms
+                    watch.checks, watch.due_ms = one.checks, one.due_ms
         heapq.heapify(self._watches)
 
     def watches(self) -> Iterator[Watch]:
-        """Everything that is going to be asked about, in no order."""
+        """Yield all watches with check-backs to come, in no order."""
         yield from self._watches
         for watches in self._lonely.values():
             yield from watches

@@ -56,12 +56,12 @@ class HalfRecovery:
         half_min, half_max = store.queue_bounds(TRANS_HALF_TOPIC, HALF_QUEUE)
         op_min, op_max = store.queue_bounds(TRANS_OP_HALF_TOPIC, OP_QUEUE)
         half_from, op_from = int(half_min), int(op_min)
-        asked: dict[int, list[CheckedMessages]] = {}
+        checked: dict[int, list[CheckedMessages]] = {}
         if checkpoint is not None and self._fits(checkpoint, half_max, op_max):
             half_from = max(half_from, checkpoint.half_queue_offset)
             op_from = max(op_from, checkpoint.op_queue_offset)
             table.op_end = op_from
-            self._take_note(checkpoint, half_min, asked)
+            self._take_note(checkpoint, half_min, checked)
         table.op_end = op_from
         table.half_end = half_from
         # In the order of the log: what has ended leaves the table before the next one comes, so
@@ -72,11 +72,11 @@ class HalfRecovery:
             if is_half(header):
                 self._take_half(header, data)
             else:
-                self._take_ops(header, data, asked)
+                self._take_ops(header, data, checked)
                 table.op_end = int(header.next_queue_offset)
         table.half_end = max(table.half_end, int(half_max))
         table.op_end = int(op_max)
-        table.timetable.replay(asked)
+        table.timetable.replay(checked)
         if table.batches or self.read_batches:
             _log.info(
                 "%d half messages wait for their decisions, %d are parked; %d batches were read",
@@ -106,7 +106,7 @@ class HalfRecovery:
         return fits
 
     def _take_note(
-        self, checkpoint: HalfCheckpoint, half_min: int, asked: dict[int, list[CheckedMessages]]
+        self, checkpoint: HalfCheckpoint, half_min: int, checked: dict[int, list[CheckedMessages]]
     ) -> None:
         table, interval_ms = self._table, self._table.settings.check_interval_ms
         for noted in checkpoint.batches:
@@ -127,7 +127,7 @@ class HalfRecovery:
                     table.parked(batch, [ordinal])
             if noted.checks:
                 due_ms = self._now_ms + interval_ms
-                asked[batch.base] = [CheckedMessages(0, batch.count, noted.checks, due_ms)]
+                checked[batch.base] = [CheckedMessages(0, batch.count, noted.checks, due_ms)]
 
     def _batches(
         self, topic: str, queue_id: int, queue_offset: int, most: int = 1 << 62
@@ -163,7 +163,7 @@ class HalfRecovery:
         return batch
 
     def _take_ops(
-        self, header: BatchHeader, data: memoryview, asked: dict[int, list[CheckedMessages]]
+        self, header: BatchHeader, data: memoryview, checked: dict[int, list[CheckedMessages]]
     ) -> None:
         self.read_batches += 1
         table = self._table
@@ -177,7 +177,7 @@ class HalfRecovery:
             if op.kind in (OpKind.COMMIT, OpKind.ROLLBACK):
                 table.replay(op.base, op.first, op.count, op.kind)
                 if op.base not in table.batches:
-                    asked.pop(op.base, None)
+                    checked.pop(op.base, None)
                 continue
             batch = table.batches.get(op.base)
             if batch is None or op.first + op.count > batch.count:
@@ -188,7 +188,7 @@ class HalfRecovery:
                 since_ms = max(self._wall_ms - header.store_timestamp, 0)
                 due_ms = self._now_ms + max(interval_ms - since_ms, 0)
                 again = CheckedMessages(op.first, op.count, op.checks, due_ms)
-                asked.setdefault(op.base, []).append(again)
+                checked.setdefault(op.base, []).append(again)
 
 
 def _place(found: tuple[BatchHeader, memoryview]) -> int:

@@ -167,16 +167,16 @@ def test_messages_that_no_caller_comes_for_are_given_back(case):
     case.answer(3)
     held = case.source.leases[1]
     held.buffered = 2  # a caller has got the first one
-    case.source.tick(2_900, asked_ms=1_000)
+    case.source.tick(2_900, used_ms=1_000)
     assert held.buffered
-    case.source.tick(3_000, asked_ms=1_000)
+    case.source.tick(3_000, used_ms=1_000)
     assert case.settled() == [(1, SettleAction.RETURN, 0b110)]
     assert held.bits == 0b001
 
 
 def test_messages_that_a_caller_comes_for_are_kept(case):
     case.answer(3)
-    case.source.tick(12_000, asked_ms=11_000)
+    case.source.tick(12_000, used_ms=11_000)
     assert case.settled() == [(1, SettleAction.EXTEND, 0b111)]
 
 
