@@ -1,18 +1,17 @@
 """Small documents that are either the old or the new one after any crash.
 
-A document is saved beside the last one, made durable, and then takes its name;
-the last one stays as ``<name>.bak``; of the first one that is a second name.
-Its first line carries a checksum, so a file that a power cut left empty or half
-written is noticed. Such a file is
-kept aside as ``<name>.damaged-<n>`` for an investigation, and never counts as "there is nothing":
-that would mean consumer offsets of 0 for everyone.
+A document is saved beside the last one, made durable, and then takes its name. The last one stays
+as ``<name>.bak``; for the first document that is a second name of itself. The first line carries a
+checksum, so an empty or half written file is noticed after a power cut. Such a file is kept aside
+as ``<name>.damaged-<n>`` for an investigation, and never counts as a missing document: that would
+mean consumer offsets of 0 for everyone.
 
 Layout of the file (also in ``docs/storage-format.md``): one ASCII line, then
 the document's own bytes::
 
     mqmesh-document 1 crc32=0a1b2c3d size=123
 
-``crc32`` is that of the document's bytes, 8 hex digits; ``size`` their number.
+``crc32`` is the CRC-32 of the document's bytes, 8 hex digits; ``size`` their number.
 """
 
 import errno
@@ -35,16 +34,16 @@ NO_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
 
 _HEADER: Final = re.compile(rb"mqmesh-document 1 crc32=([0-9a-f]{8}) size=(\d{1,12})\n")
 _MOST_HEADER_BYTES: Final = 128
-# For reading, too: where a file system takes no room, the C library looks at what is there.
+# For reading, too: if a file system allocates no room, the C library reads the existing bytes.
 _WRITABLE: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 
 
 def storage_error(error: OSError, what: str) -> StorageError:
-    """Return the error of our own tree for one of the system's.
+    """Return the error of mqmesh's own tree for one of the system's.
 
     Args:
-        error: What a system call raised.
-        what: What could not be done, the beginning of a sentence.
+        error: Error that a system call raised.
+        what: Action that failed, the beginning of a sentence.
     """
     kind = StorageError
     if error.errno in NO_ROOM:
@@ -68,26 +67,26 @@ def sync_directory(directory: Path) -> None:
 
 
 def save_document(path: Path, document: bytes, *, room_bytes: int = 0) -> bool:
-    """Puts a document in the place of the one that was there, all or nothing, durably.
+    """Replaces a document by a new one, all or nothing, durably.
 
     Args:
-        path: Its file; the directory exists.
+        path: File of the document; the directory exists.
         document: Any bytes.
-        room_bytes: The next document, if it is longer by no more than this, is to find room also
-            when the disk has become full; 0 takes no room ahead.
+        room_bytes: Room to allocate for the next document: if it is longer by no more than this, it
+            can be saved on a full disk, too; 0 allocates no room ahead.
 
     Returns:
-        False if that room could not be had.
+        False if that room could not be allocated.
 
     Raises:
         DiskFull: No room; the old document is still there.
-        StorageError: It could not be written; the old document is still there.
+        StorageError: The document could not be written; the old one is still there.
     """
     header = f"mqmesh-document 1 crc32={crc32(document):08x} size={len(document)}\n"
     content = header.encode() + document
     new = path.with_name(path.name + ".new")
     try:
-        # Not truncated before: it may have the room that was taken for it.
+        # Not truncated before: it may have the room that was allocated for it.
         with open(os.open(new, _WRITABLE, FILE_MODE), "wb", buffering=0) as file:
             os.fchmod(file.fileno(), FILE_MODE)
             _write_all(file.fileno(), content)
@@ -102,7 +101,7 @@ def save_document(path: Path, document: bytes, *, room_bytes: int = 0) -> bool:
             os.replace(spare, _backup(path))
         os.replace(new, path)
         if is_first and not _backup(path).exists():
-            # Of the first there is no former one; a second name outlives a deletion, too. It comes
+            # The first document has no former one; a second name outlives a deletion, too. It comes
             # last: a kill must not leave it to the file that the next save writes into.
             os.link(path, _backup(path))
         sync_directory(path.parent)
@@ -112,17 +111,17 @@ def save_document(path: Path, document: bytes, *, room_bytes: int = 0) -> bool:
 
 
 def take_room(path: Path, size: int) -> bool:
-    """Takes room on the disk for the next save of a document.
+    """Allocates room on the disk for the next save of a document.
 
     Args:
-        path: The document's file; the directory exists.
-        size: Bytes.
+        path: File of the document; the directory exists.
+        size: Number of bytes.
 
     Returns:
-        False if there are not as many.
+        False if the disk has less room.
 
     Raises:
-        StorageError: The file that is to be the next one cannot be opened.
+        StorageError: The file for the next document cannot be opened.
     """
     try:
         fd = os.open(path.with_name(path.name + ".new"), _WRITABLE, FILE_MODE)
@@ -145,9 +144,9 @@ def load_document(path: Path) -> bytes | None:
         The document; None only if none was ever saved.
 
     Raises:
-        CorruptRecord: There was one and nothing readable is left of it; the damaged files
+        CorruptRecord: A document was saved, but no readable copy is left; the damaged files
             are kept aside.
-        StorageError: It could not be read.
+        StorageError: The document could not be read.
     """
     try:
         for candidate in (path, _backup(path)):
@@ -176,10 +175,10 @@ def peek_document(path: Path) -> bytes | None:
     """Reads a document, or its backup, as ``load_document`` does, but changes nothing.
 
     Returns:
-        The document; None if nothing readable is there.
+        The document; None if no readable one is there.
 
     Raises:
-        StorageError: It could not be read.
+        StorageError: The document could not be read.
     """
     for candidate in (path, _backup(path)):
         try:
@@ -194,13 +193,13 @@ def peek_document(path: Path) -> bytes | None:
 
 
 def keep_aside(path: Path) -> Path:
-    """Renames a damaged file to ``<name>.damaged-<n>`` so that nobody reads it again.
+    """Renames a damaged file to ``<name>.damaged-<n>`` so that it is never read again.
 
     Returns:
         The new path.
 
     Raises:
-        OSError: It could not be renamed.
+        OSError: The file could not be renamed.
     """
     number = 1
     while (aside := path.with_name(f"{path.name}.damaged-{number}")).exists():

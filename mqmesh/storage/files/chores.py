@@ -1,8 +1,7 @@
-"""The thread for calls that take long and that nobody waits for.
+"""The thread for calls that take long and that no caller waits for.
 
-Allocating a segment, saving the queue table, syncing consume queues: calls that
-let go of the GIL for milliseconds to seconds. They are done one after another,
-in the order they were asked for.
+Allocating a segment, saving the queue table, syncing consume queues: calls that release the GIL
+for milliseconds to seconds. They are done one after another, in the order of their requests.
 """
 
 import queue
@@ -15,13 +14,13 @@ T = TypeVar("T")
 
 
 class Chores:
-    """One helper thread and its list of things to do; the askers bound the list."""
+    """One helper thread and its list of tasks; the callers bound the list."""
 
     def __init__(self, name: str) -> None:
         """Starts the thread.
 
         Args:
-            name: Of the thread.
+            name: Name of the thread.
         """
         self._tasks: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = (
             queue.SimpleQueue()
@@ -30,20 +29,20 @@ class Chores:
         self._thread.start()
 
     def submit(self, task: Callable[[], T]) -> "Future[T]":
-        """Has something done.
+        """Queues a task for the thread.
 
         Args:
-            task: Touches nothing that another thread changes.
+            task: Function that uses nothing that another thread changes.
 
         Returns:
-            Its outcome, to be polled; an exception of the task is kept there.
+            Outcome of the task, to be polled; it keeps an exception of the task.
         """
         future: Future[T] = Future()
         self._tasks.put((future, task))
         return future
 
     def close(self) -> None:
-        """Does what was asked for, then ends the thread."""
+        """Does all requested tasks, then ends the thread."""
         if self._thread.is_alive():
             self._tasks.put(None)
             self._thread.join()
@@ -54,5 +53,5 @@ class Chores:
             try:
                 future.set_result(task())
             except Exception as error:
-                # The caller gets it from the future.
+                # The caller gets the error from the future.
                 future.set_exception(error)

@@ -1,4 +1,4 @@
-"""Detection of work that held up others, by the time that threads waited for a processor."""
+"""Detection of work that delayed other threads, by the time that they waited for a processor."""
 
 import os
 import time
@@ -15,8 +15,8 @@ class CpuPressure:
     """Measures one piece of work, from now on.
 
     Linux counts the time in which any task of the machine waits for a processor
-    (Documentation/accounting/psi.rst). Where it does not, what can be seen is whether this
-    process waited itself: its work took longer than its own computing time.
+    (Documentation/accounting/psi.rst). On other systems only the waits of this process can be
+    measured: its work took longer than its own computing time.
     """
 
     def __init__(self) -> None:
@@ -35,9 +35,9 @@ class CpuPressure:
 
 
 def waited_us() -> int | None:
-    """Return how long tasks have waited since the system's start; None if it is not counted."""
+    """Return the time that tasks have waited since the system's start; None if not counted."""
     try:
-        # Not by a text file: this is asked several hundred times a second.
+        # Read without a text file: this function runs several hundred times a second.
         descriptor = os.open(_PRESSURE, os.O_RDONLY)
     except OSError:
         return None

@@ -19,7 +19,7 @@ _NOT_FOR_DIRECTORIES: Final = frozenset(
 
 
 class DirectoryLock:
-    """Holds a directory for this process; the system lets go of it when the process dies.
+    """Lock of a directory by this process; the system releases it when the process dies.
 
     Attributes:
         is_held: False where the file system does not lock directories.
@@ -29,11 +29,11 @@ class DirectoryLock:
         """Takes the lock.
 
         Args:
-            directory: It exists.
-            shared: Let others in that want it shared, too.
+            directory: An existing directory.
+            shared: True to share the lock with other processes that share it.
 
         Raises:
-            BlockingIOError: Another process has it.
+            BlockingIOError: Another process has the lock.
             OSError: The directory cannot be opened.
         """
         self._directory = directory
@@ -53,7 +53,7 @@ class DirectoryLock:
         return is_same(self._fd, self._directory)
 
     def release(self) -> None:
-        """Lets go; at most once."""
+        """Releases the lock; at most once."""
         os.close(self._fd)
 
 
@@ -72,11 +72,11 @@ def hold_file(path: Path, *, wait: bool = True) -> Iterator[None]:
 
     Args:
         path: The file, which is made if it is missing.
-        wait: Wait for a process that holds it; not in a loop that serves others.
+        wait: True to wait for a process that holds it; not in a loop that serves others.
 
     Raises:
         StoreLocked: Another process holds it, and ``wait`` is False.
-        StorageError: It cannot be opened or locked.
+        StorageError: The file cannot be opened or locked.
     """
     try:
         descriptor = open_private(str(path), os.O_RDWR | os.O_CREAT)

@@ -11,7 +11,7 @@ class Space(msgspec.Struct, frozen=True, gc=False):
     """Room on a file system.
 
     Attributes:
-        used: Bytes taken, by whomever.
+        used: Bytes that all users take.
         available: Bytes that this process may still take.
     """
 
@@ -20,12 +20,12 @@ class Space(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def used_percent(self) -> float:
-        """Taken part of the space that this process could ever use, 0 to 100."""
+        """Used part of the space that this process could ever use, 0 to 100."""
         return 100 * self.used / max(self.used + self.available, 1)
 
 
 SpaceOf = Callable[[Path], Space]
-"""Looks at the file system of a directory; raises OSError. Tests pass one of their own."""
+"""Measures the file system of a directory; raises OSError. Tests pass one of their own."""
 
 
 def system_space(directory: Path) -> Space:

@@ -10,14 +10,14 @@ from mqmesh.storage.files.atomic_file import storage_error
 def file_place(path: Path) -> str:
     """Return a text that differs for every copy of a file, and after a change of owner or rights.
 
-    A text kept elsewhere that is no longer the same shows a copy. A snapshot of a whole
-    disk that is put back under a store is none.
+    If a text kept elsewhere differs from this one, the file is a copy. A snapshot of a whole
+    disk that is put back under a store does not count as one.
 
     Args:
-        path: The file; it is made, empty, if it is missing. Nobody writes to it.
+        path: The file; it is made, empty, if it is missing. It must never be written.
 
     Raises:
-        StorageError: It cannot be made or looked at.
+        StorageError: The file cannot be made or read.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
@@ -27,5 +27,5 @@ def file_place(path: Path) -> str:
             os.close(descriptor)
     except OSError as error:
         raise storage_error(error, f"{path} cannot be made or looked at") from error
-    # The number alone is given again; the time no copy takes over.
+    # A file system reuses the inode number alone; a copy never takes over the time.
     return f"{found.st_ino}-{found.st_ctime_ns}"

@@ -10,7 +10,7 @@ class OpenFiles:
     """Descriptors by path; the one unused for longest is closed when there are too many."""
 
     def __init__(self, most: int) -> None:
-        """Starts with none.
+        """Starts without any descriptor.
 
         Args:
             most: Descriptors to hold at once.
@@ -23,14 +23,14 @@ class OpenFiles:
         return len(self._fds)
 
     def get(self, path: str, *, flags: int = os.O_RDONLY) -> int:
-        """Return a descriptor for a file; good until the next call of any method.
+        """Return a descriptor for a file; valid until the next call of any method.
 
         Args:
-            path: The file; always asked for with the same flags.
-            flags: For ``os.open`` when it is not open yet.
+            path: The file; requested with the same flags each time.
+            flags: Flags for ``os.open`` when the file is not open yet.
 
         Raises:
-            OSError: It cannot be opened.
+            OSError: The file cannot be opened.
         """
         fds = self._fds
         fd = fds.pop(path, None)
@@ -46,7 +46,8 @@ class OpenFiles:
             try:
                 return os.open(path, flags, FILE_MODE)
             except OSError as error:
-                # Connections, for example, have taken all descriptors. Some are held here, though.
+                # Connections, for example, have taken all descriptors; a descriptor held here is
+                # closed.
                 if error.errno not in NO_DESCRIPTORS or not self._fds:
                     raise
             self._close_oldest()
@@ -67,7 +68,7 @@ class OpenFiles:
             os.close(self._fds.pop(path))
 
     def close(self) -> None:
-        """Closes all."""
+        """Closes all descriptors."""
         for fd in self._fds.values():
             os.close(fd)
         self._fds.clear()

@@ -1,8 +1,8 @@
 """One process per store: its directory is locked, and a file in it that names the holder.
 
-The directory counts, since nobody removes that of a store that is in use and goes on. Where a
-file system does not lock directories, as some network ones, the file alone has to do; then
-it must be the one that stands there.
+The lock of the directory counts, since no program removes the directory of a store that is in use
+and goes on. Some file systems, such as network ones, do not lock directories. There the lock of the
+file alone counts, and it must be the file that the directory has.
 """
 
 import errno
@@ -19,18 +19,18 @@ _NOT_WRITABLE: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 
 
 class StoreLock:
-    """Holds a store for this process. The system lets go of it when the process dies."""
+    """Lock of a store by this process. The system releases it when the process dies."""
 
     def __init__(self, directory: Path, *, to_write: bool = True) -> None:
         """Takes the lock.
 
         Args:
-            directory: The store's; it exists.
-            to_write: False for a reader, which gets the lock where nothing can be
-                written, too: there it keeps writers out and lets other readers in.
+            directory: Directory of the store; it exists.
+            to_write: False for a reader, which gets the lock on a read-only file system, too:
+                there it keeps writers out and lets other readers in.
 
         Raises:
-            StoreLocked: Another process, or another store of this one, has it.
+            StoreLocked: Another process, or another store of this process, has the lock.
             StorageError: The directory or the lock file cannot be opened.
         """
         self._path = directory / "lock"
@@ -59,7 +59,7 @@ class StoreLock:
         """Makes sure that the store's path still leads to the store; to be called now and then.
 
         Raises:
-            StoreLocked: It was moved, removed or replaced, and new files would go elsewhere.
+            StoreLocked: The store was moved, removed or replaced, and new files would go elsewhere.
         """
         if not self._directory.is_in_place():
             reason = "its folder was moved, removed or replaced"
@@ -74,7 +74,7 @@ class StoreLock:
         raise StoreLocked(f"the store {self._path.parent} is not this process's any more: {reason}")
 
     def release(self) -> None:
-        """Lets go of the store; at most once. The file stays: removing it would race."""
+        """Releases the store; at most once. The file stays: removing it would race."""
         if self._fd is not None and self._writable:
             os.ftruncate(self._fd, 0)
         self._close()
@@ -92,7 +92,7 @@ class StoreLock:
 
 
 def _open(path: Path, *, to_write: bool) -> tuple[int | None, bool]:
-    """Return a descriptor and whether it can be written; None if there is no file and cannot be."""
+    """Return a descriptor, None if there is no file and none can be made; and if it is writable."""
     try:
         try:
             # The file is not inherited (PEP 446), so a child process does not keep the lock.

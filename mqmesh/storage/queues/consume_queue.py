@@ -11,12 +11,12 @@ position bytes type meaning
 12       8     u64  tag hash (``mqmesh.message.tag_hash``), 0 for no tag
 ======== ===== ==== ============================================================
 
-The entry of queue offset n stands at byte 20 n of the queue. The check is the same
-in all entries of a batch (``check_of``): a reader that skips a batch because of its tags reads
-nothing else that could show a flipped bit. A message whose batch is lost has 2**64 - 1 and two
-zeros. New entries stay in memory (``queue_tail``) until they are written in turn; files are read
-and written by ``pread`` and ``pwrite``. All of it can be rebuilt from the log, so nothing here is
-synced before anybody is answered.
+The entry of queue offset n is at byte 20 n of the queue. The check is the same in all entries of a
+batch (``check_of``): a reader that skips a batch because of its tags reads nothing else that could
+show a flipped bit. A message whose batch is lost has 2**64 - 1 and two zeros. New entries stay in
+memory (``queue_tail``) until they are written in turn; files are read and written by ``pread`` and
+``pwrite``. All of it can be rebuilt from the log, so no answer to a client waits for a sync of
+these files.
 """
 
 import errno
@@ -38,7 +38,7 @@ ENTRY: Final = struct.Struct("<QIQ")
 ENTRY_SIZE: Final = 20
 VOID_OFFSET: Final = (1 << 64) - 1
 VOID_ENTRY: Final = ENTRY.pack(VOID_OFFSET, 0, 0)
-"""Stands for a message whose batch was lost to damage."""
+"""Entry of a message whose batch was lost to damage."""
 _OFFSET_BITS: Final = 56
 _SIZE_BITS: Final = 25
 OFFSET_MASK: Final = (1 << _OFFSET_BITS) - 1
@@ -46,11 +46,12 @@ OFFSET_MASK: Final = (1 << _OFFSET_BITS) - 1
 SIZE_MASK: Final = (1 << _SIZE_BITS) - 1
 """Bits of the size in an entry's second number."""
 MOST_LOOKED_AT_ONCE: Final = 32_768
-"""Entries read at once where messages are lost: there may be millions."""
+"""Entries read by one call where messages are lost: there may be millions."""
 
 WRITE_BYTES: Final = 64 * KIB
-"""A tail is written in pieces of about this size, or of one larger batch. On a virtual machine that
-took half as long as a MiB at once, which now and then takes milliseconds (docs/decisions/0010)."""
+"""Size of the pieces in which a tail is written, unless a batch is larger. On a virtual machine
+they took half as long as pieces of 1 MiB, which now and then took milliseconds
+(docs/decisions/0010)."""
 
 _HASH_POSITION: Final = 12
 _LARGEST_PRIME_OF_15_BITS: Final = 32_749
@@ -63,10 +64,10 @@ def entries_of(commitlog_offset: int, size: int, message_count: int, tag_hashes:
     """Return the entries of one batch, made without a loop over its messages.
 
     Args:
-        commitlog_offset: Where the batch begins.
-        size: Of the batch.
+        commitlog_offset: Commit-log offset of the batch.
+        size: Size of the batch in bytes.
         message_count: Messages in it.
-        tag_hashes: As in the batch's meta: 0, 8 or 8 bytes a message.
+        tag_hashes: Tag hashes as in the batch's meta: 0, 8 or 8 bytes a message.
 
     Returns:
         Layout: consume queue entries.
@@ -96,12 +97,12 @@ def check_of(commitlog_offset: int, size: int, hashes: Buffer) -> int:
     """Return the check in the entries of a batch.
 
     Args:
-        commitlog_offset: Where the batch begins.
-        size: Of the batch.
-        hashes: Of the tags of all its messages, 8 bytes each.
+        commitlog_offset: Commit-log offset of the batch.
+        size: Size of the batch in bytes.
+        hashes: Tag hashes of all its messages, 8 bytes each.
 
     Returns:
-        15 bits; damage goes unseen once in 32,749 times.
+        Check of 15 bits; it misses damage once in 32,749 times.
     """
     start = (commitlog_offset ^ commitlog_offset >> 32 ^ size) & 0xFFFF_FFFF
     return crc32(hashes, start) % _LARGEST_PRIME_OF_15_BITS
@@ -122,12 +123,12 @@ def hashes_of(entries: bytes) -> memoryview:
 def count_void(entries: bytes) -> int:
     """Count the void entries in front of the first other one.
 
-    Without a loop over entries: halves are compared as a whole.
+    It compares halves as a whole, without a loop over entries.
 
     Args:
-        entries: At most ``MOST_LOOKED_AT_ONCE``.
+        entries: Entries, at most ``MOST_LOOKED_AT_ONCE``.
     """
-    # Before low all are void; before high not all of them.
+    # All entries before low are void; of those before high at least one is not.
     low, high = 0, len(entries) // ENTRY_SIZE
     if entries == _VOIDS[: len(entries)]:
         return high
@@ -146,12 +147,12 @@ class ConsumeQueue:
 
     Attributes:
         topic: Physical topic.
-        queue_id: From 0.
-        directory: Of its files and those of the topic's other queues.
+        queue_id: Number of the queue, from 0.
+        directory: Directory of its files and those of the topic's other queues.
         first: Queue offset of the first message.
-        written: Entries before it are in files; where the tail starts.
+        written: Queue offset before which entries are in files; the tail starts there.
         end: Queue offset of the next message.
-        visible: What consumers may see ends here.
+        visible: Queue offset behind the last message that consumers may see.
         tail: Batches that are not in files yet.
     """
 
@@ -170,14 +171,14 @@ class ConsumeQueue:
     def __init__(
         self, topic: str, queue_id: int, directory: str, *, first: int, end: int, file_entries: int
     ) -> None:
-        """Takes up a queue whose entries are all in files.
+        """Takes over a queue whose entries are all in files.
 
         Args:
             topic: Physical topic.
-            queue_id: From 0.
-            directory: Of the topic's files; made when the first is.
+            queue_id: Number of the queue, from 0.
+            directory: Directory of the topic's files; made together with the first.
             first: Queue offset of the first message.
-            end: Of the next one.
+            end: Queue offset of the next message.
             file_entries: Entries in one file.
         """
         self.topic = topic
@@ -191,7 +192,7 @@ class ConsumeQueue:
         self._file_entries = file_entries
 
     def rewind(self, queue_offset: int) -> None:
-        """Has the entries from an offset on written anew; the tail is empty."""
+        """Makes the entries from an offset on be written anew; the tail must be empty."""
         assert not self.tail
         self.first = min(self.first, queue_offset)
         self.written = self.end = self.visible = min(self.end, queue_offset)
@@ -202,7 +203,7 @@ class ConsumeQueue:
 
         Raises:
             CorruptRecord: A file is missing or too short.
-            StorageError: The disk refuses to read.
+            StorageError: The disk reports a read error.
         """
         assert self.first <= start <= stop <= self.end
         written = self.written
@@ -223,16 +224,16 @@ class ConsumeQueue:
         Args:
             files: Descriptors of consume queue files.
             start: Queue offset where the stretch begins; at least ``first``.
-            stop: Where it ends; at most ``end``.
+            stop: Queue offset where the stretch ends; at most ``end``.
 
         Returns:
-            Its queue offset, and the commit-log offset of its batch; None if there is none.
+            Queue offset of the message and commit-log offset of its batch; None if all are lost.
 
         Raises:
             CorruptRecord: A file is missing or too short.
-            StorageError: The disk refuses to read.
+            StorageError: The disk reports a read error.
         """
-        # Most often the very first is not lost.
+        # Most often the very first message is not lost.
         count = 1
         in_files = min(stop, self.written)
         while start < in_files:
@@ -290,12 +291,12 @@ class ConsumeQueue:
 
         Args:
             files: Descriptors of consume queue files.
-            changed: Gets the paths that have to be synced: the files, and the directories
-                that have new names in them.
+            changed: Set to which the paths are added that have to be synced: the files, and the
+                directories that have new names in them.
 
         Raises:
-            DiskFull: No room; what was not written stays in memory.
-            StorageError: The disk refuses; what was not written stays in memory.
+            DiskFull: No room; unwritten entries stay in memory.
+            StorageError: The disk reports an error; unwritten entries stay in memory.
         """
         # If that fails half way, entries are written twice, but to the same place.
         end = self.written
@@ -310,7 +311,7 @@ class ConsumeQueue:
         """Writes entries into the files; arguments and errors as for ``write_tail``.
 
         Returns:
-            How many entries were written.
+            Number of entries that were written.
         """
         done = 0
         try:
@@ -341,5 +342,5 @@ class ConsumeQueue:
         return f"{self.directory}/{self.queue_id}-{number * self._file_entries * ENTRY_SIZE:020d}"
 
     def file_number(self, queue_offset: int) -> int:
-        """Return the number of the file that an entry stands in."""
+        """Return the number of the file that holds an entry."""
         return queue_offset // self._file_entries

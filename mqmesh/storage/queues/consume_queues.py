@@ -24,13 +24,13 @@ from mqmesh.storage.queues.queue_minimum import advance, unused_names
 log = logging.getLogger(__name__)
 
 LARGE_TAIL_ENTRIES: Final = 16_384
-"""A tail of so many entries is written at the next tick: much at once would take long."""
+"""Size from which on a tail is written at the next tick: a larger one would take long."""
 
 
 MOST_WRITING_NS: Final = 2_000_000
 """Limit of a step that makes files, in ns; the caller has other work to do."""
 MOST_VOID_ENTRIES: Final = 1_000_000
-"""Made at once, to bound memory."""
+"""Void entries made by one step, to bound memory."""
 
 _DIRECTORY_NAME: Final = re.compile(r"[0-9a-f]{32}(\.deleted-\d+)?")
 _FILE_NAME: Final = re.compile(r"\d+-\d{20}")
@@ -44,7 +44,7 @@ class ConsumeQueues:
         deletions: Commit-log offset by topic: batches before it are of an earlier topic of
             that name, which was deleted.
         unwritten_bytes: Memory of all tails.
-        most_unwritten_bytes: Bound of that.
+        most_unwritten_bytes: Limit of ``unwritten_bytes``.
         changed: Paths written to since the set was last taken to sync them.
     """
 
@@ -63,8 +63,8 @@ class ConsumeQueues:
             root: Directory of all consume queues; it exists.
             files: Descriptors of their files.
             file_entries: Entries in one file.
-            most_unwritten_bytes: Bound of their memory.
-            clock: For how long work takes.
+            most_unwritten_bytes: Limit of the memory of all tails.
+            clock: Clock that measures how long work takes.
         """
         self._root = root
         self._files = files
@@ -72,7 +72,7 @@ class ConsumeQueues:
         self._file_entries = file_entries
         self.most_unwritten_bytes = most_unwritten_bytes
         self.by_topic: dict[str, dict[int, ConsumeQueue]] = {}
-        self._count = 0  # the store's extent is read each turn, which must not cost a look at all
+        self._count = 0  # each turn reads it, and must not count all queues for that
         self.deletions: dict[str, int] = {}
         self.unwritten_bytes = 0
         self.changed: set[str] = set()
@@ -108,7 +108,7 @@ class ConsumeQueues:
         return None if queues is None else queues.get(queue_id)
 
     def add(self, topic: str, queue_id: int, *, first: int = 0, end: int = 0) -> ConsumeQueue:
-        """Takes up a queue that is not there yet; its entries, if any, are in files."""
+        """Adds a queue that is not there yet; its entries, if any, are in files."""
         queues = self.by_topic.setdefault(topic, {})
         assert queue_id not in queues
         sibling = next(iter(queues.values()), None)
@@ -156,21 +156,21 @@ class ConsumeQueues:
                 self.write(queue)
 
     def advance(self, queue: ConsumeQueue, log_start: int) -> bool:
-        """Has a queue begin behind what was removed from the log; see ``queue_minimum``."""
+        """Moves a queue's beginning behind the removed part of the log; see ``queue_minimum``."""
         return advance(queue, self._files, log_start)
 
     def advance_all(self, log_start: int) -> int:
-        """Has all queues begin there; those with missing entries stay as they are.
+        """Moves the beginnings of all queues there; queues with missing entries stay as they are.
 
         Returns:
-            How many begin somewhere else now.
+            Number of queues that begin somewhere else now.
         """
         moved = 0
         for queue in self:
             try:
                 moved += self.advance(queue, log_start)
             except CorruptRecord as error:
-                # A read there has the queue repaired.
+                # A read there makes the store repair the queue.
                 log.error("queue %d of %r: %s", queue.queue_id, queue.topic, error)
         return moved
 
@@ -187,7 +187,7 @@ class ConsumeQueues:
 
         Raises:
             DiskFull: No room.
-            StorageError: The disk refuses.
+            StorageError: The disk reports an error.
         """
         memory = queue.tail.bytes
         queue.write_tail(self._files, self.changed)
@@ -195,14 +195,14 @@ class ConsumeQueues:
         self._dirty.pop(queue, None)
 
     def overwrite(self, queue: ConsumeQueue, queue_offset: int, entries: bytes) -> bool:
-        """Puts entries that are in files in the place of those that are there.
+        """Replaces entries that are in files.
 
         Returns:
             True if they were not the same.
 
         Raises:
             DiskFull: No room.
-            StorageError: The disk refuses.
+            StorageError: The disk reports an error.
         """
         stop = queue_offset + len(entries) // ENTRY_SIZE
         assert stop <= queue.written
@@ -210,7 +210,7 @@ class ConsumeQueues:
             if queue.read(self._files, queue_offset, stop) == entries:
                 return False
         except CorruptRecord:
-            pass  # They are not there at all.
+            pass  # The files do not have these entries at all.
         queue.write_at(self._files, queue_offset, entries, self.changed)
         return True
 
@@ -218,11 +218,11 @@ class ConsumeQueues:
         """Writes tails that have become large.
 
         Returns:
-            True when none is left.
+            True when no large tail is left.
 
         Raises:
             DiskFull: No room.
-            StorageError: The disk refuses.
+            StorageError: The disk reports an error.
         """
         end_ns = self._clock.monotonic_ns() + MOST_WRITING_NS
         while self._large and self._clock.monotonic_ns() < end_ns:
@@ -234,14 +234,14 @@ class ConsumeQueues:
         """Writes the oldest tails.
 
         Args:
-            most: How many, if that takes no longer than ``MOST_WRITING_NS``.
+            most: Number of tails, if that takes no longer than ``MOST_WRITING_NS``.
 
         Returns:
-            True when the tails take less than half of what they may.
+            True when the tails take less than half of their limit.
 
         Raises:
             DiskFull: No room.
-            StorageError: The disk refuses.
+            StorageError: The disk reports an error.
         """
         end_ns = self._clock.monotonic_ns() + MOST_WRITING_NS
         for queue in list(islice(self._dirty, most)):
@@ -255,7 +255,7 @@ class ConsumeQueues:
         return commitlog_offset < self.deletions.get(topic, 0)
 
     def live_deletions(self, log_start: int) -> list[tuple[str, int]]:
-        """Deletions of which the log may still have batches; the others are forgotten."""
+        """Deletions of which the log may still have batches; this forgets the others."""
         for topic in [topic for topic, at in self.deletions.items() if at <= log_start]:
             del self.deletions[topic]
         return list(self.deletions.items())
@@ -265,10 +265,10 @@ class ConsumeQueues:
 
         Args:
             topic: Physical topic.
-            commitlog_offset: Of the control record of the deletion.
+            commitlog_offset: Commit-log offset of the control record of the deletion.
 
         Returns:
-            A directory that nobody uses any more and that is to be removed, or None.
+            An unused directory that is to be removed, or None.
 
         Raises:
             OSError: The directory cannot be renamed.
@@ -299,7 +299,7 @@ class ConsumeQueues:
     def lost(self) -> ConsumeQueue | None:
         """Return a queue whose files lack written entries, None if there is none.
 
-        Only sizes are looked at. Costs one ``stat`` a queue.
+        Only sizes are compared. Costs one ``stat`` a queue.
         """
         for queue in self:
             if queue.written <= queue.first:
@@ -317,14 +317,14 @@ class ConsumeQueues:
         return None
 
     def trim(self) -> int:
-        """Removes what no queue knows of: entries before the beginnings and behind the ends,
-        directories of other topics. What has not a name of ours is left alone.
+        """Removes leftovers: entries before the beginnings and behind the ends of queues, and
+        directories of other topics. Files whose names this class does not give stay.
 
-        For after a crash: files may be ahead of what the log still holds. What is in tails may
+        It serves a start after a crash, when files may be ahead of the log. Entries of tails may
         be in files, too.
 
         Returns:
-            Bytes removed.
+            Number of removed bytes.
         """
         removed = 0
         names = list(filter(_DIRECTORY_NAME.fullmatch, os.listdir(self._root)))
@@ -351,7 +351,7 @@ class ConsumeQueues:
         return removed
 
     def _trim_file(self, path: str, queues: dict[int, ConsumeQueue]) -> int:
-        """Leaves of a file what its queue knows; returns how many bytes were removed."""
+        """Removes from a file all but the queue's entries; returns the number of removed bytes."""
         queue_id, _, position = os.path.basename(path).partition("-")
         queue = queues.get(int(queue_id))
         known = 0 if queue is None else queue.end * ENTRY_SIZE - int(position)
@@ -367,7 +367,7 @@ class ConsumeQueues:
 
 
 def doubt_files(queues: ConsumeQueues) -> None:
-    """Add all files to ``changed``, to be synced: of none is known that it was."""
+    """Add all files to ``changed``, to be synced: it is unknown which of them were synced."""
     for queue in queues:
         if queue.written > queue.first:
             last = queue.file_number(queue.written - 1)

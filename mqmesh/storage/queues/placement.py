@@ -1,8 +1,9 @@
 """Gives batches their offsets, apart from writing them: the same for every backend.
 
-What a batch gets is decided by the log's end, its queue's end and what is remembered of its
-producer. Nothing is written here, and queues stay as they are: the caller writes what was placed,
-and then moves their ends; or takes back what is remembered, if that fails.
+The offsets of a batch follow from the log's end, its queue's end and the remembered batches of its
+producer. Nothing is written here, and queues stay as they are: the caller writes the placed
+batches, and then moves the ends of the queues; if the write fails, it takes the remembered batches
+back.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ _NOWHERE: Final = CommitLogOffset(-1)
 
 
 class HasEnd(Protocol):
-    """A queue, as far as it matters here."""
+    """A queue, reduced to its end."""
 
     end: int
 
@@ -30,17 +31,17 @@ class Places(Protocol):
     """Placement of records, one behind the other.
 
     Attributes:
-        pieces: Buffers of the records placed; read anew after each ``place``.
+        pieces: Buffers of the placed records; read anew after each ``place``.
     """
 
     pieces: list[Buffer]
 
     def begin_group(self, size: int, count: int) -> None:
-        """Have the next records count all or none.
+        """Make the next records count all or none.
 
         Args:
-            size: Of them together, in bytes.
-            count: Of them.
+            size: Size of all of them together, in bytes.
+            count: Number of records.
 
         Raises:
             DiskFull: No room for them.
@@ -59,8 +60,8 @@ class InARow:
     """Places without any bounds between them, of which all are written or none.
 
     Attributes:
-        end: Commit-log offset behind the last one.
-        pieces: Two for each record: the broker's part and the rest.
+        end: Commit-log offset behind the last record.
+        pieces: Two buffers for each record: the broker's part and the rest.
     """
 
     def __init__(self, end: int) -> None:
@@ -85,7 +86,7 @@ class Placement(Generic[Q]):
     """Places batches in one log.
 
     Attributes:
-        duplicates: Batches that were known.
+        duplicates: Number of batches that were stored before.
     """
 
     def __init__(
@@ -97,14 +98,14 @@ class Placement(Generic[Q]):
         config: StoreConfig,
         store_check: StoreCheck | None = None,
     ) -> None:
-        """Takes what the offsets depend on.
+        """Takes the parts that offsets depend on.
 
         Args:
-            states: Producers' last batches; get those that are placed.
-            queue_of: The queue of a topic with an id, made if need be.
-            store_id: Of the store.
-            config: Of the store: larger batches and groups than it says are refused.
-            store_check: Of the store's key, if it has one.
+            states: Last batches of producers; placed batches are added.
+            queue_of: Returns the queue of a topic with an id, made if need be.
+            store_id: Identity of the store.
+            config: Settings of the store: batches and groups larger than its limits are refused.
+            store_check: Check of the store's key, if it has one.
         """
         self._states = states
         self._queue_of = queue_of
@@ -126,11 +127,11 @@ class Placement(Generic[Q]):
         """Gives batches their offsets, and their bytes to ``places``.
 
         Args:
-            places: Where they go.
+            places: Placement that gives the offsets.
             batches: As for ``MessageStore.put``.
-            store_timestamp: Now, wall clock.
-            epoch: Of the log.
-            placed: Gets those that are new, before any error.
+            store_timestamp: Current time, wall clock.
+            epoch: Epoch of the log.
+            placed: List to which new batches are added, before any error.
 
         Returns:
             One result a batch.
@@ -197,7 +198,7 @@ class Placement(Generic[Q]):
     def _begin_group(
         self, places: Places, batches: Sequence[BatchToPut], at: int, now: TimestampMs
     ) -> list[PutResult]:
-        """Judges the group that begins at an index; one to be stored gets its marker.
+        """Judges the group that begins at an index, and places the marker of one to be stored.
 
         Returns:
             Results of its batches if it is not to be stored; none if it is, or is no group.
@@ -242,11 +243,11 @@ class Placement(Generic[Q]):
         return [result or found[0] for result in known]
 
     def take_back(self, placed: Sequence[Placed[Q]], start: int) -> None:
-        """Forgets what ``place`` has noted of batches, since they were not written after all.
+        """Forgets batches that ``place`` has noted, since they were not written after all.
 
         Args:
-            placed: Them.
-            start: Commit-log offset where the first one would have been.
+            placed: These batches.
+            start: Commit-log offset at which the first one would have been.
         """
         keys = ((batch.topic, batch.queue_id, batch.header.producer_id) for batch, _, _ in placed)
         self._states.forget_from(keys, start, self._forgotten)

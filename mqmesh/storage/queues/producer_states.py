@@ -1,17 +1,16 @@
-"""Producer states, which batches were stored lately: what makes a repeated send harmless.
+"""Producer states, the last batches of each producer: they make a repeated send harmless.
 
-For every producer and queue the last few batches are remembered with the
-offsets they got. A producer has at most four batches in flight per queue, so what
-it repeats is always among them. A repetition has the same sequences and the same
-checksum; other content under sequences that are known is refused, because its sender would get
-offsets that are not its own otherwise.
+For every producer and queue the last few batches are remembered with the offsets they got. A
+producer has at most four batches in flight per queue, so a batch that it repeats is always among
+them. A repetition has the same sequences and the same checksum. Other content under known sequences
+is refused, because its sender would otherwise get offsets that are not its own.
 
-No producer can make the store forget what another one may still repeat: each takes
-up room for ``QUEUES_OF_PRODUCER`` queues at most, beyond which its own oldest queue
-goes, and when all room is taken only what nothing came for in a while goes. While
-there is no such thing, producers that are new are refused.
+No producer can make the store forget batches that another one may still repeat. Each producer takes
+up room for ``QUEUES_OF_PRODUCER`` queues at most, beyond which its own oldest queue is forgotten.
+When all room is taken, only pairs without a batch for some time are forgotten. While there is no
+such pair, new producers are refused.
 
-Pure: the store reports what it stored, and asks.
+Pure: the store reports the batches that it stored, and queries them.
 """
 
 from collections import Counter, OrderedDict
@@ -29,10 +28,10 @@ from mqmesh.units import CommitLogOffset, QueueOffset, TimestampMs
 WINDOW: Final = 5
 """Batches remembered per producer and queue."""
 WINDOW_OF_SHARED: Final = 256
-"""The same for queues that a producer's batches for many queues share: delayed and half ones."""
+"""The same for queues that a producer's batches for many queues share: of delays and halves."""
 SHARED_TOPICS: Final = frozenset({SCHEDULE_TOPIC, TRANS_HALF_TOPIC})
 QUEUES_OF_PRODUCER: Final = 8_192
-"""Queues remembered for one producer: two requests of as many batches as a request may have."""
+"""Queues remembered for one producer: two requests of the largest number of batches each."""
 
 Key = tuple[str, int, int]
 """Topic, queue id, producer id."""
@@ -56,7 +55,7 @@ def stored_batch(header: BatchHeader) -> StoredBatch:
     """Return the remembered part of a batch that is in the log.
 
     Args:
-        header: Of the stored batch.
+        header: Header of the stored batch.
     """
     return StoredBatch(
         header.first_sequence,
@@ -76,7 +75,7 @@ class _Window:
 
     def __init__(self, batch: StoredBatch) -> None:
         self.batches = [batch]
-        # No sequence from here on was ever among them, so most batches are seen to be new.
+        # No sequence from here on was ever among them, so most batches are recognised as new.
         self.end = batch.first_sequence + batch.message_count
 
     def look(self, header: BatchHeader, now: TimestampMs) -> PutResult | None:
@@ -102,21 +101,22 @@ class _Window:
 
 
 class ProducerStates:
-    """The batches that a repetition would be recognised for."""
+    """The batches whose repetitions are recognised."""
 
     def __init__(self, most: int, min_age_ms: int = 0) -> None:
         """Starts empty.
 
         Args:
-            most: Pairs of producer and queue to remember; those unused for longest go first.
-            min_age_ms: But none that was used within this time.
+            most: Pairs of producer and queue to remember; those unused for longest are forgotten
+                first.
+            min_age_ms: Time after its last use in which a pair is not forgotten, ms.
         """
         assert most > 0
         self._most = most
         self._min_age_ms = min_age_ms
         # In order of use, both.
         self._windows: dict[Key, _Window] = {}
-        # Ordered ones: to find the first of a plain dict, one walks over what was removed before.
+        # Ordered ones: the search for the first of a plain dict walks over removed keys.
         self._keys_of: dict[int, OrderedDict[Key, None]] = {}
 
     def __len__(self) -> int:
@@ -129,9 +129,9 @@ class ProducerStates:
 
         Args:
             topic: Physical topic of the batch.
-            queue_id: Its queue.
-            header: Its header, from ``check_batch``.
-            now: Wall clock. What was stored later than that is taken for old.
+            queue_id: Number of its queue.
+            header: Header of the batch, from ``check_batch``.
+            now: Wall clock. A batch stored later than that counts as old.
         """
         window = self._windows.get((topic, queue_id, header.producer_id))
         if window is not None:
@@ -144,12 +144,13 @@ class ProducerStates:
         return None
 
     def make_room(self, keys: Collection[Key], now: TimestampMs) -> bool:
-        """Return whether batches may be noted together, none of which makes a young pair go.
+        """Return whether batches may be noted together without forgetting a young pair.
 
-        Pairs of them that are known become the youngest, so that none of them makes another go.
+        Pairs of these batches that are known become the youngest, so that none of them displaces
+        another.
 
         Args:
-            keys: Of the batches, each of which ``known`` takes for new.
+            keys: Pairs of the batches, all of them new by ``known``.
             now: As for ``known``.
         """
         windows = self._windows
@@ -175,12 +176,12 @@ class ProducerStates:
         )
 
     def has_forgotten(self, topic: str, queue_id: int, header: BatchHeader) -> bool:
-        """Return whether a batch may have been stored before all that is remembered of its queue.
+        """Return whether a batch may have been stored before all remembered ones of its queue.
 
         Args:
             topic: Physical topic of the batch.
-            queue_id: Its queue.
-            header: Its header.
+            queue_id: Number of its queue.
+            header: Header of the batch.
         """
         batches = self.window((topic, queue_id, header.producer_id))
         oldest = min((one.first_sequence for one in batches), default=0)
@@ -206,13 +207,13 @@ class ProducerStates:
     ) -> None:
         """Remembers a batch; one that is not behind the newest of its window is known already.
 
-        So a stretch of the log may be noted again, as recovery does. It does not refuse:
-        that is for ``known`` to do before.
+        So a stretch of the log may be noted again, as recovery does. This method refuses no batch:
+        ``known`` has to do that before.
 
         Args:
-            topic, queue_id, producer_id: Of the batch.
+            topic, queue_id, producer_id: Pair of the batch.
             batch: The batch.
-            forgotten: Gets what is forgotten for it, for ``forget_from``.
+            forgotten: List to which batches forgotten in its favour are added, for ``forget_from``.
         """
         key = (topic, queue_id, producer_id)
         windows = self._windows
@@ -246,12 +247,12 @@ class ProducerStates:
                 window.end = end
 
     def forget_from(self, keys: Iterable[Key], commitlog_offset: int, forgotten: Forgotten) -> None:
-        """Takes back what was noted at or behind an offset, after a write that failed.
+        """Takes back batches noted at or behind an offset, after a write that failed.
 
         Args:
-            keys: Of what was noted.
+            keys: Pairs of these batches.
             commitlog_offset: The offset.
-            forgotten: Of ``note``: it is remembered again.
+            forgotten: Batches that ``note`` has forgotten; they are remembered again.
         """
         front: dict[Key, _Window] = {}
         for key, batch in reversed(forgotten):
@@ -278,13 +279,13 @@ class ProducerStates:
                 self._drop(key)
 
     def cut(self, end_offset: int) -> list[Key]:
-        """Forgets producers and queues of which a batch stood at or behind an offset.
+        """Forgets producers and queues of which a batch was at or behind an offset.
 
         Args:
             end_offset: Commit-log offset where the log was cut.
 
         Returns:
-            Them: of each, older batches are to be noted again.
+            These pairs: their older batches are to be noted again.
         """
         keys = [
             key
@@ -303,8 +304,8 @@ class ProducerStates:
     def dump(self) -> Iterator[tuple[Key, list[StoredBatch]]]:
         """Yield all windows, the one unused for longest first.
 
-        The iterator may be used up bit by bit while batches are noted: what it has not
-        reached yet comes out as it is by then, what is new does not come out.
+        The iterator may be used in steps while batches are noted: windows that it has not
+        reached yet come out in their state by then, new windows do not come out.
         """
         for key in list(self._windows):
             window = self._windows.get(key)
@@ -312,7 +313,7 @@ class ProducerStates:
                 yield key, list(window.batches)
 
     def load(self, windows: Iterable[tuple[Key, list[StoredBatch]]]) -> None:
-        """Replaces everything by what ``dump`` gave."""
+        """Replaces all windows by those from ``dump``."""
         self._windows, self._keys_of = {}, {}
         for key, window in windows:
             for batch in window:

@@ -1,8 +1,8 @@
-"""Moves the beginning of consume queues behind what was removed from the log.
+"""Moves the beginning of consume queues behind the removed part of the log.
 
-The beginning is searched for by bisection, and one flipped bit could send that far away. So
-the batches on both sides of what was found must have good checks; otherwise it is searched for
-once more, by batches that have.
+The beginning is found by bisection, and one flipped bit could send that far astray. So the batches
+on both sides of the result must have good checks; otherwise the search is repeated among batches
+that have them.
 """
 
 import os
@@ -26,9 +26,9 @@ from mqmesh.storage.queues.consume_queue import (
 )
 
 FIRST_LOOK: Final = 64
-"""Entries looked at on either side of one, to find its batch; then twice as many, and so on."""
+"""Entries read on either side of one, to find its batch; then twice as many, and so on."""
 MOST_DAMAGED: Final = 256
-"""Damaged batches that are passed; with more next to each other nothing is moved."""
+"""Damaged batches that are skipped; with more next to each other nothing is moved."""
 
 _PLACE = struct.Struct("<QI")
 
@@ -36,19 +36,19 @@ _Place = Callable[[int, int], tuple[int, int] | None]
 
 
 def advance(queue: ConsumeQueue, files: OpenFiles, log_start: int) -> bool:
-    """Has a queue begin at its first message that is still in the log.
+    """Moves a queue's beginning to its first message that is still in the log.
 
     Args:
         queue: The queue; nothing of it in front of ``log_start`` is yet to become visible.
         files: Descriptors of its files.
-        log_start: Commit-log offset; all before is gone or will be.
+        log_start: Commit-log offset; everything before it is removed or will be.
 
     Returns:
-        True if it begins somewhere else now.
+        True if the queue begins somewhere else now.
 
     Raises:
         CorruptRecord: Entries are missing, or too many are damaged.
-        StorageError: The disk refuses to read.
+        StorageError: The disk reports a read error.
     """
     before = queue.first
     in_files = max(queue.first, queue.written)
@@ -68,14 +68,14 @@ def first_at_or_behind(queue: ConsumeQueue, files: OpenFiles, commitlog_offset: 
     Args:
         queue: The queue; not changed.
         files: Descriptors of its files.
-        commitlog_offset: Where the log was cut, say.
+        commitlog_offset: Commit-log offset, such as that of a cut.
 
     Returns:
-        The queue's end if there is none.
+        Queue offset of the message; the queue's end if there is none.
 
     Raises:
         CorruptRecord: Entries are missing.
-        StorageError: The disk refuses to read.
+        StorageError: The disk reports a read error.
     """
     in_files = max(queue.first, queue.written)
     first = _first_kept(partial(queue.next_place, files), queue.first, in_files, commitlog_offset)
@@ -83,11 +83,11 @@ def first_at_or_behind(queue: ConsumeQueue, files: OpenFiles, commitlog_offset: 
 
 
 def _first_kept(next_place: _Place, low: int, high: int, log_start: int) -> int:
-    """Search the entries in files by halves; ``high`` if none of them leads to what is kept."""
+    """Search the entries in files by halves; ``high`` if none of them leads to a kept batch."""
 
     def is_kept(queue_offset: int, stop: int) -> bool:
         found = next_place(queue_offset, stop)
-        # Nothing but lost messages: they may as well count as kept.
+        # All messages there are lost: they may as well count as kept.
         return found is None or found[1] >= log_start
 
     if low < high and is_kept(low, high):
@@ -111,7 +111,7 @@ class _Run(NamedTuple):
 
 
 def _is_sure(queue: ConsumeQueue, files: OpenFiles, first: int, in_files: int) -> bool:
-    """Return True if the batches on both sides of an offset end and begin there, and are sound."""
+    """Return True if batches end and begin at an offset, and both are sound."""
     if first > queue.first:
         run = _run_around(queue, files, first - 1, in_files)
         if run.stop != first or not run.is_sound:
@@ -122,7 +122,7 @@ def _is_sure(queue: ConsumeQueue, files: OpenFiles, first: int, in_files: int) -
 def _sound_place(
     queue: ConsumeQueue, files: OpenFiles, start: int, stop: int
 ) -> tuple[int, int] | None:
-    """Find a place like ``ConsumeQueue.next_place``, but pass damaged entries, too."""
+    """Find a place like ``ConsumeQueue.next_place``, but skip damaged entries, too."""
     for _ in range(MOST_DAMAGED):
         found = queue.next_place(files, start, stop)
         if found is None:
@@ -163,9 +163,9 @@ def _is_sound(place: int, extent: int, hashes: Buffer) -> bool:
         return True
     size = extent & SIZE_MASK
     if not size or len(hashes) > MAX_MESSAGES:
-        return False  # zeros are what a disk gives instead of what it lost
+        return False  # a disk returns zeros for lost data
     check = check_in(place, extent)
-    # Queues had no checks once.
+    # Queues of older versions have no checks.
     return check in (0, check_of(place & OFFSET_MASK, size, hashes))
 
 
@@ -182,8 +182,8 @@ def unused_names(names: Iterable[str], firsts: Mapping[int, int], file_entries: 
     """Return consume queue files with nothing but entries before the first of their queues.
 
     Args:
-        names: Of the files of a topic's directory.
-        firsts: First queue offset of queues; files of others are left alone.
+        names: Names of the files of a topic's directory.
+        firsts: First queue offset of each queue; files of other queues are left alone.
         file_entries: Entries in one file.
     """
     unused = []
@@ -197,13 +197,13 @@ def unused_names(names: Iterable[str], firsts: Mapping[int, int], file_entries: 
 
 
 def remove_unused(directory_fd: int, firsts: Mapping[int, int], file_entries: int) -> list[str]:
-    """Removes those files; takes over the descriptor.
+    """Removes such files; takes over the descriptor.
 
-    By descriptor, because the directory may be renamed meanwhile, and another of the same
-    name be there instead: the topic was deleted and made anew.
+    It uses a descriptor, because the directory may be renamed meanwhile, and another with the
+    same name be there instead: the topic was deleted and made anew.
 
     Args:
-        directory_fd: The topic's directory.
+        directory_fd: Directory of the topic.
         firsts: As for ``unused_names``.
         file_entries: Entries in one file.
 

@@ -1,17 +1,16 @@
 """The queue table: queues' bounds, producers' last batches, deletions; as a document.
 
-It saves a start from looking at every consume queue file and from reading the
-whole log. It is made bit by bit while batches come in, so its rows are from
-different moments, all of them at or behind ``through``. That does no harm:
-reading the log again from ``through`` skips what a row knows already, and a cut of
-the log takes it back.
+It saves a start from reading every consume queue file and the whole log. It is made in steps
+while batches come in, so its rows are from different moments, all of them at or behind
+``through``. That does no harm: reading the log again from ``through`` skips batches that a row
+knows already, and a cut of the log takes them back.
 
 Layout of the document: frames, each a u32 length, little endian, and so many
 bytes of msgpack. The first is a ``Head``, the others are ``Rows``.
 
-Deletions have control records in the log, too. They stand here because damage may take the
-control record: then what is left of a deleted topic would pass for the beginning of the one
-that was made anew.
+Deletions have control records in the log, too. The table has them because damage may take the
+control record: then the remaining batches of a deleted topic would pass for the beginning of the
+new topic of that name.
 """
 
 import struct
@@ -34,8 +33,8 @@ class QueueTableHead(msgspec.Struct, array_like=True, frozen=True):
 
     Attributes:
         through: Commit-log offset; the table covers everything before it.
-        epoch: Of the log at that place.
-        log_start: Commit-log offset; the queues begin behind what was before it.
+        epoch: Epoch of the log at that place.
+        log_start: Commit-log offset of the beginning of the log; the queues begin behind it.
     """
 
     through: int
@@ -80,14 +79,14 @@ def encode_table(
     producers: Iterable[tuple[Key, list[StoredBatch]]],
     deletions: Iterable[tuple[str, int]] = (),
 ) -> Iterator[bytes]:
-    """Makes a table frame by frame, so that the caller may do other things in between.
+    """Makes a table frame by frame, so that the caller may do other work in between.
 
     Args:
-        head: What it is about.
-        queues: All queues; each with everything before ``through`` in its files.
-        producers: From ``ProducerStates.dump``.
-        deletions: Topics, and the commit-log offset before which nothing is theirs any more.
-            As of the moment when ``queues`` were listed, so that no row is of before.
+        head: Head of the table.
+        queues: All queues; each with all entries of batches before ``through`` in its files.
+        producers: Windows from ``ProducerStates.dump``.
+        deletions: Topics, and the commit-log offset before which no batch belongs to the topic any
+            more. They are as new as the list of ``queues``, so that no row is older than they are.
     """
     yield _frame(_encoder.encode(head))
     deletions = iter(deletions)
@@ -109,11 +108,11 @@ def encode_table(
 def encode_without_files(table: QueueTable, log_start: int) -> bytes:
     """Encode a table for a log whose consume queue files are missing and have to be made anew.
 
-    A queue begins where it ends, until recovery meets its first batch: so one that has none any
-    more keeps its offsets.
+    A queue begins at its end, until recovery meets its first batch: so a queue that has no batch
+    any more keeps its offsets.
 
     Args:
-        table: A table of before.
+        table: An older table.
         log_start: Commit-log offset where the log begins.
     """
     rows = [QueueRow(row.topic, row.queue_id, row.end, row.end) for row in table.queues]
@@ -131,7 +130,7 @@ def decode_table(document: bytes) -> QueueTable:
     """Reads a table.
 
     Raises:
-        CorruptRecord: It is none.
+        CorruptRecord: The document is no queue table.
     """
     frames = _frames(document)
     try:

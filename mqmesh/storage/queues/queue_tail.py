@@ -1,9 +1,9 @@
-"""The tail of a consume queue: what is not written yet, a row for each batch.
+"""The tail of a consume queue: entries that are not written yet, as one row for each batch.
 
-Entries in files are one a message, so that a queue offset leads to its place
-by a multiplication. In memory a row a batch does: it takes 32 bytes instead of
-20 a message, so tails can wait long enough to make writing thousands of queues
-cheap, and finding batches in them needs no search for where a batch ends.
+Files have one entry for each message, so that a multiplication turns a queue offset into a
+position. In memory one row for each batch is enough. It takes 32 bytes instead of 20 for each
+message, so tails can wait long enough to make writing thousands of queues cheap, and a batch is
+found in them without a search for its end.
 """
 
 import struct
@@ -36,13 +36,13 @@ class QueueTail:
         """Starts empty.
 
         Args:
-            start: Queue offset of the message that comes next.
+            start: Queue offset of the next message.
         """
         self.start = start
         self.bytes = 0
         self.ends = array("q")
         self._rows = bytearray()
-        # Only of batches whose messages differ in their tags; by number of the row.
+        # Only for batches whose messages differ in their tags; by number of the row.
         self._hashes: dict[int, bytes] = {}
 
     def __len__(self) -> int:
@@ -50,7 +50,7 @@ class QueueTail:
 
     @property
     def end(self) -> int:
-        """Queue offset of the message that comes next."""
+        """Queue offset of the next message."""
         return self.ends[-1] if self.ends else self.start
 
     def append(
@@ -59,13 +59,13 @@ class QueueTail:
         """Adds a batch.
 
         Args:
-            commitlog_offset: Where it begins.
-            size: In bytes.
+            commitlog_offset: Commit-log offset of the batch.
+            size: Size in bytes.
             message_count: Messages in it.
-            tag_hashes: As in the batch's meta: 0, 8 or 8 bytes a message.
+            tag_hashes: Tag hashes as in the batch's meta: 0, 8 or 8 bytes a message.
 
         Returns:
-            Memory that it takes.
+            Memory that the row takes, in bytes.
         """
         ends = self.ends
         added = ROW_BYTES

@@ -24,7 +24,7 @@ def rebuild_index(
 
     Args:
         store: The store.
-        directory: Of the index.
+        directory: Directory of the index.
         clock: Source of time.
         on_progress: Called after every step.
 
@@ -33,7 +33,7 @@ def rebuild_index(
 
     Raises:
         StoreLocked: A process has the index open.
-        StorageError: The log cannot be read, or the index not be written.
+        StorageError: The log cannot be read, or the index cannot be written.
     """
     end = store.synced_through
     for item in store.items(end):
@@ -56,7 +56,7 @@ def rebuild_index(
         try:
             dispatcher.advance(end, store.start, clock.monotonic_ms())
             total = end - store.start
-            # Nobody else is busy with this store: no step has to wait for its turn.
+            # No other work uses this store: no step has to wait for its turn.
             while dispatcher.step(clock.monotonic_ms() + BUSY_MS) is not None:
                 stats = dispatcher.stats()
                 if stats.waiting:

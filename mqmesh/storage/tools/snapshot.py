@@ -1,4 +1,4 @@
-"""A snapshot of a store: a directory with a manifest, and what the manifest lists.
+"""A snapshot of a store: a directory with a manifest, and the files that the manifest lists.
 
 Layout of the directory, also in ``docs/storage-format.md``::
 
@@ -7,13 +7,13 @@ Layout of the directory, also in ``docs/storage-format.md``::
     index/<20 digits>.sealed/ the index of a segment: data.mdb and seal
     index/<20 digits>.live/   a copy of one that was still being filled: data.mdb
     config/*.json             topics, consumer groups and their offsets
-    store-key                 what proves records to be the store's: a secret, mode 0600
+    store-key                 the key that proves records to be the store's: a secret, mode 0600
     queue-table               bounds of queues, deleted topics, last batches of producers
-    epochs                    which began where in the log
-    log-beginning             where retention had let the log begin
+    epochs                    the epochs of the log, and where each began
+    log-beginning             the beginning of the log that retention allowed
 
-A snapshot may come from elsewhere, so nothing in it is believed: only paths of the forms above
-are opened, never a link, and each file must have the size that the manifest says. Records are
+A snapshot may come from elsewhere, so nothing in it is trusted: only paths of the forms above
+are opened, never a link, and each file must have the size that the manifest gives. Records are
 checked as always when they are read. There are no absolute paths in it, so it may be moved.
 """
 
@@ -39,10 +39,10 @@ from mqmesh.units import MAX_OFFSET, MIB
 FORMAT: Final = 2
 MANIFEST: Final = "manifest.json"
 UNFINISHED: Final = ".new"
-"""Ending of a directory whose snapshot is still being made."""
+"""Ending of the name of a directory whose snapshot is still being made."""
 MOST_MANIFEST_BYTES: Final = 64 * MIB
 PIECE_BYTES: Final = 8 * MIB
-"""Files are copied and checked in pieces of this size."""
+"""Size of the pieces in which files are copied and checked."""
 
 
 _CHECKSUM = re.compile(rb'\A\{\s*"checksum": ?"([0-9a-f]{8})"')
@@ -73,10 +73,10 @@ class SnapshotFile(msgspec.Struct, frozen=True, kw_only=True):
     """One file.
 
     Attributes:
-        path: Below the snapshot's directory, with ``/`` between its parts.
-        size: In bytes.
-        kind: What it is.
-        crc32: Of all of it; None for segments, whose records have checksums of their own.
+        path: Path below the snapshot's directory, with ``/`` between its parts.
+        size: Size in bytes.
+        kind: Kind of the file.
+        crc32: CRC-32 of the file; None for segments, whose records have checksums of their own.
     """
 
     path: _Text
@@ -90,15 +90,15 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         format: ``FORMAT``.
-        mqmesh_version: Of the program that made it.
-        cluster_name: Of the broker.
-        broker_name: Of the broker.
-        broker_id: Of the broker.
+        mqmesh_version: Version of the program that made it.
+        cluster_name: Cluster of the broker.
+        broker_name: Name of the broker.
+        broker_id: Id of the broker.
         store_id: Identity of the store, in every record.
-        epoch: Of the log at its end.
+        epoch: Epoch of the log at its end.
         start_offset: Commit-log offset where its log begins.
         end_offset: Commit-log offset behind its last record.
-        created_ms: When it was made, wall clock.
+        created_ms: Wall clock of its creation.
         files: All files but the manifest.
         archive: Archive that takes it in and deletes it then; empty for none.
     """
@@ -118,7 +118,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def log_bytes(self) -> int:
-        """Bytes of log."""
+        """Bytes of log in the snapshot."""
         return self.end_offset - self.start_offset
 
     @property
@@ -135,8 +135,8 @@ def segments_of(directory: Path, manifest: Manifest) -> SegmentList:
     """Return the segments that a manifest lists, for reading.
 
     Args:
-        directory: The snapshot's.
-        manifest: Its manifest.
+        directory: Directory of the snapshot.
+        manifest: Manifest of the snapshot.
     """
     return SegmentList(
         Segment(int(Path(file.path).name), file.size, str(directory / file.path))
@@ -163,16 +163,16 @@ def seal_manifest(text: bytes) -> bytes:
 
 
 def load_manifest(directory: Path) -> Manifest:
-    """Reads a snapshot's manifest, and has a look at every file that it lists.
+    """Reads a snapshot's manifest, and checks kind and size of every file that it lists.
 
     Args:
-        directory: The snapshot's.
+        directory: Directory of the snapshot.
 
     Raises:
-        ConfigError: It is no snapshot, or of a later format.
-        CorruptRecord: The manifest is damaged or lists what no snapshot has, or a file is missing,
-            no plain file, or of another size.
-        StorageError: It cannot be read.
+        ConfigError: The directory is no snapshot, or of a later format.
+        CorruptRecord: The manifest is damaged or lists files that no snapshot has, or a file is
+            missing, no plain file, or of another size.
+        StorageError: The manifest cannot be read.
     """
     path = directory / MANIFEST
     try:
@@ -246,11 +246,11 @@ def _check_file(directory: Path, file: SnapshotFile) -> None:
 def is_sound(directory: Path, file: SnapshotFile) -> bool:
     """Return True when a file has the manifest's checksum, or the manifest has none for it.
 
-    A snapshot made to harm its readers has matching checksums. Of an index the pages
-    must therefore be sound as well: LMDB believes them.
+    A forged snapshot has matching checksums. The pages of an index must therefore be sound as
+    well: LMDB trusts them.
 
     Raises:
-        StorageError: It cannot be read.
+        StorageError: The file cannot be read.
     """
     path = directory / file.path
     if file.crc32 is not None and checksum_of(path) != file.crc32:
@@ -262,7 +262,7 @@ def checksum_of(path: Path) -> int:
     """Compute the CRC-32 of a file.
 
     Raises:
-        StorageError: It cannot be read.
+        StorageError: The file cannot be read.
     """
     crc = 0
     try:
@@ -275,10 +275,10 @@ def checksum_of(path: Path) -> int:
 
 
 def list_snapshots(root: Path) -> list[tuple[Path, Manifest | StorageError | ConfigError]]:
-    """List the snapshots in a directory, oldest first, and what cannot be read of them.
+    """List the snapshots in a directory, oldest first, and the errors of those that are unreadable.
 
     Args:
-        root: Holds snapshots; or is one itself.
+        root: Directory of snapshots, or a snapshot itself.
 
     Raises:
         ConfigError: There is no such directory.
@@ -308,17 +308,17 @@ def broker_of(name: str) -> str:
 
 
 def delete_snapshot(directory: Path) -> None:
-    """Removes a snapshot; first its manifest, so what a crash leaves is none any more.
+    """Removes a snapshot; first its manifest, so that the leftovers of a crash are no snapshot.
 
     Raises:
-        ConfigError: It is no snapshot.
-        StorageError: It cannot be removed.
+        ConfigError: The directory is no snapshot.
+        StorageError: The snapshot cannot be removed.
     """
     path = directory / MANIFEST
     if not path.is_file() or directory.is_symlink():
         raise ConfigError(f"not a snapshot: {directory} has no {MANIFEST}")
     try:
-        # Under another name nobody takes it for one, whatever a crash leaves.
+        # Under another name the directory never counts as a snapshot, whatever a crash leaves.
         gone = directory.with_name(directory.name + UNFINISHED)
         directory.rename(gone)
         shutil.rmtree(gone)

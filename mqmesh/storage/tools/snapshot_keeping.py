@@ -1,7 +1,7 @@
-"""Removal of a broker's snapshots: the older ones, and those that an archive waits for no more.
+"""Removal of a broker's snapshots: older ones, and those that no archive waits for any more.
 
 A snapshot that was made for an archive stays until the archive has taken it in and deletes it, or
-until others cover its log, or until it takes more room than it may. One that is being read stays.
+until others cover its log, or until it exceeds its room. A snapshot that is being read stays.
 """
 
 import fcntl
@@ -22,14 +22,14 @@ _log = logging.getLogger(__name__)
 
 
 class WaitingSnapshot(msgspec.Struct, frozen=True):
-    """A snapshot for an archive, as far as its manifest says.
+    """A snapshot for an archive, as its manifest describes it.
 
     Attributes:
         archive: Archive that it was made for; empty for none.
         store_id: Identity of the store.
         start_offset: Commit-log offset where its log begins.
         end_offset: Commit-log offset behind its last record.
-        created_ms: When it was made, wall clock.
+        created_ms: Wall clock of its creation.
         name: Name of its directory.
     """
 
@@ -45,10 +45,10 @@ class WaitingReport(msgspec.Struct, frozen=True):
     """Snapshots of a broker that archives have not taken in.
 
     Attributes:
-        count: Snapshots.
-        oldest_ms: When the oldest was made, wall clock; 0 without any.
+        count: Number of snapshots.
+        oldest_ms: Wall clock of the creation of the oldest; 0 without any.
         own_bytes: Bytes on the disk that only these snapshots still hold.
-        dropped: Names of those that were removed now to make room.
+        dropped: Names of snapshots that were removed now to make room.
     """
 
     count: int = 0
@@ -59,11 +59,11 @@ class WaitingReport(msgspec.Struct, frozen=True):
 
 @contextmanager
 def hold_snapshot(directory: Path) -> Iterator[None]:
-    """Keeps a broker from removing a snapshot while it is read; where the file system has no locks
-    it does nothing.
+    """Keeps a broker from removing a snapshot while it is read; without effect on a file system
+    that has no locks.
 
     Args:
-        directory: The snapshot's.
+        directory: Directory of the snapshot.
 
     Raises:
         StorageError: There is no snapshot, or it cannot be read.
@@ -81,24 +81,24 @@ def hold_snapshot(directory: Path) -> Iterator[None]:
 
 
 def remove_older(root: Path, broker_name: str, keep: int) -> None:
-    """Removes a broker's snapshots but the newest; none that was made for an archive.
+    """Removes a broker's snapshots except the newest; none that was made for an archive.
 
     Args:
         root: Directory of snapshots.
-        broker_name: Of the snapshots' broker.
-        keep: Snapshots that stay, from 1.
+        broker_name: Name of the snapshots' broker.
+        keep: Number of snapshots that stay, from 1.
     """
     for one in [one for one in _snapshots(root, broker_name) if not one.archive][:-keep]:
         _remove(root / one.name)
 
 
 def waiting_snapshots(root: Path, broker_name: str, archive: str) -> list[tuple[Path, bool]]:
-    """Returns the snapshots of a broker that were made for an archive and are there, oldest first,
-    and whether the archive would lack something without each.
+    """Returns the existing snapshots of a broker that were made for an archive, oldest first,
+    and whether the archive would lack a part of the log without each.
 
     Args:
         root: Directory of snapshots.
-        broker_name: Of the snapshots' broker.
+        broker_name: Name of the snapshots' broker.
         archive: Archive that they were made for.
     """
     found = [one for one in _snapshots(root, broker_name) if one.archive == archive]
@@ -116,15 +116,16 @@ def clean_waiting(
 ) -> WaitingReport:
     """Removes snapshots for archives that others cover, and the oldest where room is short.
 
-    One goes at a time, so that the next look sees how much room that made; none while the oldest is
-    being read: an archive takes it in, and deletes it.
+    One snapshot is removed at a time, so that the next call measures how much room that made. None
+    is removed while the oldest is being read: an archive takes it in, and deletes it.
 
     Args:
         root: Directory of snapshots; need not exist.
-        broker_name: Of the snapshots' broker.
-        most_bytes: Bytes that only these snapshots hold, at most; 0 for no limit.
-        most_used_percent: Where more of the disk is used, the oldest goes, if that makes room.
-        space_of: Looks at the disk.
+        broker_name: Name of the snapshots' broker.
+        most_bytes: Limit of the bytes that only these snapshots hold; 0 for no limit.
+        most_used_percent: Used part of the disk beyond which the oldest is removed, if that makes
+            room.
+        space_of: Measures the free space of the disk.
 
     Raises:
         OSError: The directory cannot be read.
@@ -159,8 +160,8 @@ def needed_snapshots(found: Sequence[WaitingSnapshot]) -> list[WaitingSnapshot]:
     chains: dict[tuple[str, int], list[WaitingSnapshot]] = {}
     for one in found:
         chain = chains.setdefault((one.archive, one.store_id), [])
-        # The newest has all of one that begins no earlier, and with the one before the last it may
-        # have all of the last. It ends earlier where the store was restored from a backup.
+        # The newest covers each one that begins no earlier, and with the one before the last it may
+        # cover the last. It ends earlier if the store was restored from a backup.
         while chain and _has(one, chain[-1].start_offset, chain[-1].end_offset):
             chain.pop()
         while (
@@ -197,7 +198,7 @@ def _snapshots(root: Path, broker_name: str) -> list[WaitingSnapshot]:
 
 
 def _own_bytes(directories: list[Path]) -> int:
-    """Returns the bytes on the disk of files that no store and no other snapshot has."""
+    """Returns the bytes on the disk of files that belong to no store and no other snapshot."""
     links: Counter[tuple[int, int]] = Counter()
     held: dict[tuple[int, int], tuple[int, int]] = {}
     for directory in directories:
@@ -214,7 +215,7 @@ def _own_bytes(directories: list[Path]) -> int:
 
 
 def _remove(directory: Path) -> bool:
-    """Removes a snapshot; False if it is being read, or somebody else has removed it."""
+    """Removes a snapshot; False if it is being read, or another process has removed it."""
     try:
         with open(directory / MANIFEST, "rb") as file:
             try:

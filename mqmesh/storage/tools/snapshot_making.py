@@ -2,13 +2,13 @@
 
 A snapshot is made in three steps, each safe beside a broker that goes on:
 
-1. ``begin``: copies what is small, and removes what earlier tries left behind.
+1. ``begin``: copies the small files, and removes leftovers of earlier tries.
 2. The index process copies its live parts into ``index/``.
 3. ``finish``: links the log's full segments and copies the last one, up to a commit-log offset that
-   was durable when step 1 and 2 were done; so nothing of them is ahead of the log.
+   was durable when steps 1 and 2 were done; so none of their files is ahead of the log.
 
 Full segments never change, and retention removes the oldest first. So they are linked from the
-newest to the oldest: where one is gone, all before it are, and what was linked is without gaps.
+newest to the oldest: if one is missing, all before it are, and the linked ones have no gaps.
 No hold on retention is needed.
 """
 
@@ -57,9 +57,9 @@ from mqmesh.units import MIB
 
 INDEX_DIRECTORY: Final = "index"
 COPY_BYTES: Final = 64 * MIB
-"""Copied by one call of the system, which lets other threads work meanwhile."""
+"""Bytes copied by one call of the system, which lets other threads work meanwhile."""
 PIECES_PER_S: Final = 10
-"""Waits a second of a copy that is held back."""
+"""Waits per second of a copy whose speed is limited."""
 
 _log = logging.getLogger(__name__)
 
@@ -76,10 +76,10 @@ OnStep = Callable[[str, int, int], None]
 
 
 class Pace:
-    """Holds copies back to so many bytes a second, and ends them when that is wished.
+    """Limits copies to so many bytes a second, and ends them on request.
 
     Attributes:
-        piece_bytes: What may be copied before ``copied`` is called.
+        piece_bytes: Bytes that may be copied before ``copied`` is called.
     """
 
     def __init__(
@@ -92,8 +92,8 @@ class Pace:
         """Takes the limit.
 
         Args:
-            bytes_per_s: 0 for none.
-            is_over: Asked after each piece; True ends the copy.
+            bytes_per_s: Largest number of bytes a second; 0 for no limit.
+            is_over: Called after each piece; True ends the copy.
             sleep: Waits so many seconds.
         """
         self.piece_bytes = COPY_BYTES
@@ -107,7 +107,7 @@ class Pace:
         """Waits as long as so many bytes may take.
 
         Raises:
-            StorageError: The copy shall end.
+            StorageError: ``is_over`` ended the copy.
         """
         if self._is_over():
             raise StorageError("the copy was ended before it was whole")
@@ -122,14 +122,14 @@ class SnapshotOf(msgspec.Struct, frozen=True, kw_only=True):
     """Source of a snapshot.
 
     Attributes:
-        mqmesh_version: Of this program.
-        cluster_name: Of the broker.
-        broker_name: Of the broker.
-        broker_id: Of the broker.
+        mqmesh_version: Version of this program.
+        cluster_name: Cluster of the broker.
+        broker_name: Name of the broker.
+        broker_id: Id of the broker.
         store_id: Identity of the store.
-        epoch: Of the log.
+        epoch: Epoch of the log.
         end_offset: Commit-log offset of a record or of the log's end, durable.
-        created_ms: Now, wall clock.
+        created_ms: Current time, wall clock.
         archive: Archive that takes it in and deletes it then; empty for none.
     """
 
@@ -151,17 +151,17 @@ def begin_snapshot(
 
     Args:
         store: Directory of the store.
-        root: For snapshots; made if need be.
-        name: Of the new one.
-        reserve_bytes: Room that it must leave on the disk, beside a copy of the last segment.
-        space_of: Looks at the disk.
+        root: Directory of snapshots; made if need be.
+        name: Name of the new snapshot.
+        reserve_bytes: Room that must stay free on the disk, beside a copy of the last segment.
+        space_of: Measures the free space of the disk.
 
     Returns:
-        Its directory under a temporary name.
+        Directory of the snapshot, under a temporary name.
 
     Raises:
         DiskFull: There is not enough room.
-        StorageError: It cannot be made.
+        StorageError: The snapshot cannot be made.
     """
     new = root / (name + UNFINISHED)
     try:
@@ -194,11 +194,11 @@ def begin_snapshot(
 
 
 def remove_unfinished(root: Path, broker_name: str) -> None:
-    """Removes what tries of a broker that were not finished left behind.
+    """Removes the leftovers of a broker's unfinished snapshots.
 
     Args:
         root: Directory of snapshots; need not exist.
-        broker_name: Of the snapshots' broker.
+        broker_name: Name of the snapshots' broker.
     """
     for path in root.glob(f"*{UNFINISHED}"):
         if broker_of(path.name) == broker_name:
@@ -217,18 +217,18 @@ def finish_snapshot(
 
     Args:
         store: Directory of the store.
-        new: What ``begin_snapshot`` made.
-        facts: What it is of.
-        keep: Snapshots of this broker to keep, those for archives not counted; older ones go. 0 for
-            all.
-        pace: Of what must be copied.
+        new: Directory that ``begin_snapshot`` made.
+        facts: Source of the snapshot.
+        keep: Snapshots of this broker to keep, those for archives not counted; older ones are
+            removed. 0 keeps all.
+        pace: Speed of the copies.
 
     Returns:
-        Its directory, and its manifest.
+        Directory and manifest of the snapshot.
 
     Raises:
-        DiskFull: No room; nothing is left of it.
-        StorageError: It cannot be made; nothing is left of it.
+        DiskFull: No room; the snapshot was removed.
+        StorageError: The snapshot cannot be made, and was removed.
     """
     try:
         segments = _take_segments(store / "commitlog", new / "commitlog", facts.end_offset, pace)
@@ -266,10 +266,10 @@ def _take_segments(source: Path, target: Path, end_offset: int, pace: Pace) -> l
     for number in range(len(names) - 1, -1, -1):
         name, start = names[number], starts[number]
         if start >= end_offset:
-            continue  # prepared ahead, or of later
+            continue  # prepared ahead, or newer than the snapshot
         try:
             size = (source / name).stat().st_size
-            # A file that was cut from outside ends where the next one begins at the latest.
+            # A file that was cut from outside ends at the latest where the next one begins.
             if number + 1 < len(names):
                 size = min(size, starts[number + 1] - start)
             if start + size <= end_offset and (source / name).stat().st_size == size:
@@ -278,7 +278,7 @@ def _take_segments(source: Path, target: Path, end_offset: int, pace: Pace) -> l
                 size = min(size, end_offset - start)
                 _copy_file(source / name, target / name, size, pace)
         except FileNotFoundError:
-            break  # retention took it meanwhile, and all before it
+            break  # retention has removed it meanwhile, and all before it
         files.append(SnapshotFile(path=f"commitlog/{name}", size=size, kind=FileKind.SEGMENT))
     if files and int(files[0].path[-20:]) + files[0].size < end_offset:
         raise CorruptRecord(f"the log in {source} ends before {end_offset}")
@@ -286,7 +286,7 @@ def _take_segments(source: Path, target: Path, end_offset: int, pace: Pace) -> l
 
 
 def _take_index(source: Path, target: Path, pace: Pace) -> None:
-    """Links what is sealed; a part that vanishes meanwhile is left out as a whole."""
+    """Links sealed parts; a part that vanishes meanwhile is left out as a whole."""
     if not source.is_dir():
         return
     for path in sorted(p for p in source.iterdir() if _SEALED.match(p.name)):
@@ -332,7 +332,7 @@ def _listing(new: Path, path: Path, kind: FileKind, checksum: int | None = None)
         path=path.relative_to(new).as_posix(),
         size=path.stat().st_size,
         kind=kind,
-        # The manifest may be read by others, so it has no checksum of a secret.
+        # Other users may read the manifest, so it has no checksum of a secret.
         crc32=checksum,
     )
 
@@ -346,19 +346,19 @@ def restore_snapshot(
 ) -> Manifest:
     """Makes a store of a snapshot, which a broker can be started on.
 
-    Its log goes on with a higher epoch, by which records of both are distinguished.
-    Queues and what else is derived from the log are made anew when the store is opened. The files
-    are copies: neither the snapshot nor the store that it was made of is ever written to.
+    Its log goes on with a higher epoch, by which records of both stores are distinguished.
+    Queues and everything else derived from the log are made anew when the store is opened. The
+    files are copies: neither the snapshot nor its source is ever written to.
     Everything is read and checked before the first file is made.
 
     Args:
-        directory: The snapshot's.
-        target: Of the store; it does not exist, or is empty.
-        damaged: Also where stretches of the log are damaged; their messages are lost.
+        directory: Directory of the snapshot.
+        target: Directory of the store; it does not exist, or is empty.
+        damaged: True to accept damaged stretches of the log; their messages are lost.
         on_step: Called with the progress.
 
     Raises:
-        ConfigError: It is no snapshot, or there is something in the way.
+        ConfigError: The directory is no snapshot, or the target is in the way.
         CorruptRecord: The snapshot is damaged.
         DiskFull, StorageError: The store cannot be made.
     """
@@ -374,7 +374,7 @@ def restore_snapshot(
         for file in manifest.files:
             path = target / file.path
             if file.kind is FileKind.INDEX and ".live/" in file.path:
-                continue  # it would not be believed: it is made again from the log
+                continue  # it is not trusted: it is made again from the log
             if not is_sound(directory, file):
                 if file.kind is FileKind.INDEX:
                     continue
@@ -395,7 +395,8 @@ def _check_log(directory: Path, on_step: OnStep) -> None:
     """Check every record of a snapshot's log.
 
     Raises:
-        CorruptRecord: Some are damaged; says how many stretches, and where the first one is.
+        CorruptRecord: Some are damaged; the message has the number of stretches, and the first
+            place.
     """
     report = verify_log(
         Snapshot(directory),
@@ -412,7 +413,7 @@ def _check_log(directory: Path, on_step: OnStep) -> None:
 
 
 def _write_checkpoint(target: Path, manifest: Manifest) -> None:
-    """Says that the log was synced to its end, and that no consume queue is there yet."""
+    """Notes that the log was synced to its end, and that no consume queue is there yet."""
     through = manifest.start_offset
     document = peek_document(target / "queue-table")
     if document is not None:
@@ -430,7 +431,7 @@ def _write_checkpoint(target: Path, manifest: Manifest) -> None:
                 dispatched_through=through,
                 queues_synced_through=manifest.start_offset,
                 clean=True,
-                # Of no running system: then entries of all queues are written anew.
+                # The boot id of no running system: so entries of all queues are written anew.
                 boot_id=bytes(16),
             )
         )
@@ -444,13 +445,13 @@ def copy_snapshot(
     """Copies a snapshot, manifest last; links where that is possible.
 
     Args:
-        directory: The snapshot's.
-        target: Of the copy; it must not exist.
+        directory: Directory of the snapshot.
+        target: Directory of the copy; it must not exist.
         on_step: Called with the progress.
 
     Raises:
-        ConfigError: It is no snapshot, or the target exists.
-        StorageError: It cannot be copied; nothing is left of it.
+        ConfigError: The directory is no snapshot, or the target exists.
+        StorageError: The snapshot cannot be copied; the target was removed.
     """
     manifest = load_manifest(directory)
     if target.exists():

@@ -1,6 +1,6 @@
 """Reads a snapshot's log: all of it or a part, record by record, and by the index.
 
-Every record is checked by ``LogScanner``, as in recovery, so a reader sees what the broker would.
+``LogScanner`` checks every record, as in recovery, so a reader gets the same records as the broker.
 """
 
 import hashlib
@@ -50,9 +50,9 @@ class Batch(NamedTuple):
     """A good batch.
 
     Attributes:
-        header: Its header.
-        meta: Its meta.
-        data: All of it; good until the next one is asked for.
+        header: Header of the batch.
+        meta: Meta of the batch.
+        data: All bytes of the batch; valid until the next one is requested.
     """
 
     header: BatchHeader
@@ -65,8 +65,8 @@ class Damage(msgspec.Struct, frozen=True):
 
     Attributes:
         start_offset: Commit-log offset of its first byte.
-        end_offset: Of the next good record, or where reading was to end.
-        reason: What is wrong.
+        end_offset: Commit-log offset of the next good record, or the end of the read.
+        reason: Reason why the bytes are not valid.
     """
 
     start_offset: int
@@ -87,7 +87,7 @@ class SnapshotReport(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         sound: Nothing is damaged.
         batches: Good batches.
-        messages: In them.
+        messages: Messages in these batches.
         damage: Stretches of the log, ascending.
         damaged_files: Other files that fail their checksum.
         further_damage: Stretches that are not named because there are too many.
@@ -105,26 +105,26 @@ class Snapshot:
     """A snapshot that is open for reading. Nothing in it is ever changed.
 
     Attributes:
-        directory: Where it is.
-        manifest: What it is of.
-        log: Its segments.
+        directory: Directory of the snapshot.
+        manifest: Manifest of the snapshot.
+        log: Segments of the snapshot.
     """
 
     def __init__(self, directory: Path) -> None:
         """Reads the manifest.
 
         Args:
-            directory: The snapshot's.
+            directory: Directory of the snapshot.
 
         Raises:
-            ConfigError: It is no snapshot, or of a later format.
-            CorruptRecord: It is damaged.
-            StorageError: It cannot be read.
+            ConfigError: The directory is no snapshot, or of a later format.
+            CorruptRecord: The snapshot is damaged.
+            StorageError: The snapshot cannot be read.
         """
         self.directory = directory
         self.manifest: Manifest = load_manifest(directory)
         self.log = segments_of(directory, self.manifest)
-        # A snapshot of a store without a log has nothing to be checked, and perhaps no key.
+        # A snapshot of a store without a log has no record to check, and perhaps no key.
         self._key = read_store_key(directory) if list(self.log) else StoreKey.random()
         self._sound: dict[str, bool] = {}
 
@@ -135,7 +135,7 @@ class Snapshot:
             wanted: A part of the log; None for all of it.
 
         Raises:
-            StorageError: A record is of a later version, or the disk refuses to read.
+            StorageError: A record is of a later version, or the disk reports a read error.
         """
         manifest = self.manifest
         position, stop = manifest.start_offset, manifest.end_offset
@@ -167,15 +167,17 @@ class Snapshot:
         return None
 
     def last_mark(self, end_offset: int) -> tuple[int, str]:
-        """Return a mark of the last batch that begins before an offset, to know this log again by.
+        """Return a mark of the last batch that begins before an offset, to recognise this log
+        later.
 
-        Only headers are read for it. A log that was cut there and went on otherwise has another.
+        Only headers are read for it. A log that was cut there and continued differently has
+        another.
 
         Args:
             end_offset: Commit-log offset.
 
         Returns:
-            Where the batch begins, and its mark; -1 and "" if none is found.
+            Commit-log offset of the batch, and its mark; -1 and "" if none is found.
         """
         files = OpenFiles(1)
         try:
@@ -210,15 +212,15 @@ class Snapshot:
     def ranges(
         self, most_bytes: int, *, from_ms: int = 0, to_ms: int = MAX_TIMESTAMP_MS
     ) -> list[LogRange]:
-        """Cuts the log into ranges that can be read one beside the other.
+        """Cuts the log into ranges that can be read in parallel.
 
-        Only headers are read for it. Where one is damaged, the rest of its segment becomes one
+        Only headers are read for it. If one is damaged, the rest of its segment becomes one
         range: its reader finds the damage.
 
         Args:
             most_bytes: Size of a range; one batch may exceed it.
-            from_ms: Only batches stored at or after this, ms; others may be among them.
-            to_ms: Only batches stored at or before this, ms; others may be among them.
+            from_ms: Only ranges with batches stored at or after this, ms; others may be among them.
+            to_ms: Only ranges with batches stored at or before this, ms; others may be among them.
         """
         files = OpenFiles(1)
         try:
@@ -274,11 +276,11 @@ class Snapshot:
         return sorted(offset for offset in offsets if not _in_any(offset, unknown)), unknown
 
     def _part(self, segment: Segment) -> IndexPart | None:
-        """Return the index of a segment, if there is one that can be believed."""
+        """Return the index of a segment, if there is one that can be trusted."""
         name = f"index/{segment.start:020d}."
         files = [f for f in self.manifest.files if f.path.startswith(name)]
         data = next((f for f in files if f.path.endswith("data.mdb")), None)
-        # LMDB believes what it reads: a file is checked before the library looks at it.
+        # LMDB trusts the file that it reads, so the file is checked before LMDB opens it.
         if data is None or data.crc32 is None or not self._is_sound(data):
             return None
         directory = (self.directory / data.path).parent
@@ -310,7 +312,7 @@ def verify_snapshot(snapshot: Snapshot, on_progress: OnProgress) -> SnapshotRepo
         on_progress: Called now and then with the progress.
 
     Raises:
-        StorageError: It cannot be read.
+        StorageError: The snapshot cannot be read.
     """
     directory = snapshot.directory
     files = [file.path for file in snapshot.manifest.files if not is_sound(directory, file)]
@@ -374,7 +376,7 @@ def _cut(
     found: list[LogRange] = []
     start, wanted = segment.start, False
     for position, header in _headers(segment, files):
-        # What stands behind a damaged header is not known, so it is read.
+        # The batches behind a damaged header are not known, so that part is read.
         fits = header is None or from_ms <= header.store_timestamp <= to_ms
         if fits is not wanted or position - start >= most_bytes:
             if wanted and position > start:
@@ -386,7 +388,7 @@ def _cut(
 
 
 def _headers(segment: Segment, files: OpenFiles) -> Iterator[tuple[int, BatchHeader | None]]:
-    """Yield starts of batches, with their headers; None where the rest cannot be walked through."""
+    """Yield starts of batches, with their headers; None if the rest cannot be walked through."""
     position = segment.start
     while position < segment.end:
         data = _pread(segment, files, position, CONTROL_RECORD_SIZE + MAX_CONTROL_DATA)

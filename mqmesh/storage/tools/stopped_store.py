@@ -1,7 +1,7 @@
 """A store that no broker has open, for tools: read record by record, never changed.
 
-Nothing is recovered and nothing written but the lock file, and that only where it
-can be, so a tool reports what is there.
+Nothing is recovered, and nothing is written except the lock file, and that only where it can be. So
+a tool reports the state of the files as it is.
 """
 
 import contextlib
@@ -48,14 +48,14 @@ class Item(NamedTuple):
     """A record of the log, or a stretch of it that holds no good one.
 
     Attributes:
-        start: Its commit-log offset.
-        end: Behind it; of the log's next record.
-        header: Of a batch.
-        meta: Of a batch.
-        epoch: Of a good record; 0 in stores that have none.
+        start: Commit-log offset of its first byte.
+        end: Commit-log offset of the log's next record.
+        header: Header of a batch.
+        meta: Meta of a batch.
+        epoch: Epoch of a good record; 0 in stores that have none.
         deleted_topic: Name in the marker that a topic was deleted.
-        data: The bytes of a batch; good until the next item is asked for.
-        wrong: Why a stretch is damaged, None for a good record.
+        data: Bytes of a batch; valid until the next item is requested.
+        wrong: Reason why a stretch is damaged, None for a good record.
     """
 
     start: int
@@ -69,7 +69,7 @@ class Item(NamedTuple):
 
 
 class QueueBounds(NamedTuple):
-    """A message queue, as the store has noted it."""
+    """Bounds of a message queue, as the store has noted them."""
 
     topic: str
     queue_id: int
@@ -83,13 +83,13 @@ class StoppedStore(ABC):
     Attributes:
         backend: Name of its backend.
         start: Commit-log offset of the oldest record.
-        kept_from: Where retention lets the log begin, so that records between here and
-            ``start`` are lost; ``start`` if that is not known.
-        likely_end: Where the log ends at least, for progress.
+        kept_from: Commit-log offset at which retention lets the log begin, so that records between
+            here and ``start`` are lost; ``start`` if that is not known.
+        likely_end: Lower bound of the log's end, for progress.
         clean: The last stop was an orderly one.
-        torn_bytes: What a crash has left behind the last record, which the next start cuts
+        torn_bytes: Bytes that a crash has left behind the last record, which the next start cuts
             off; known when ``items`` has come to its end.
-        epochs: Of the log; None if they are not known.
+        epochs: Epochs of the log; None if they are not known.
         deletions: Commit-log offset by topic: batches before it were deleted with an earlier
             topic of that name. Deletions that the log's control records name may be missing.
     """
@@ -111,24 +111,24 @@ class StoppedStore(ABC):
             start: Commit-log offset of the first record; None for the oldest.
 
         Raises:
-            StorageError: It cannot be read.
+            StorageError: The log cannot be read.
         """
 
     @abstractmethod
     def queues(self) -> list[QueueBounds]:
-        """Queues and their bounds; empty if the next start finds them out anew."""
+        """Queues and their bounds; empty if the next start determines them anew."""
 
     @abstractmethod
     def wrong_entry(self, item: Item) -> str | None:
         """Return the fault of a batch's entries in its queue; None if there is none.
 
         Raises:
-            StorageError: They cannot be read.
+            StorageError: The entries cannot be read.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Closes the files and lets go of the lock."""
+        """Closes the files and releases the lock."""
 
 
 @contextlib.contextmanager
@@ -136,11 +136,11 @@ def open_stopped(directory: Path) -> Iterator[StoppedStore]:
     """Opens a stopped store.
 
     Args:
-        directory: What is ``store_path_root_dir`` for the broker.
+        directory: Directory that is ``store_path_root_dir`` for the broker.
 
     Raises:
-        ConfigError: A broker has it open, it is missing, or it is no store.
-        StorageError: It cannot be read.
+        ConfigError: A broker has the store open, the directory is missing, or it is no store.
+        StorageError: The store cannot be read.
     """
     try:
         if not directory.is_dir():
@@ -167,8 +167,8 @@ class StoppedCommitLog(StoppedStore):
 
     Attributes:
         store_id: Identity of the store; None if neither checkpoint nor log has given it yet.
-        log_directory: Where the segments are.
-        key: That its records are checked by.
+        log_directory: Directory of the segments.
+        key: Key that makes the checks of its records.
     """
 
     backend = "commitlog"
@@ -177,20 +177,20 @@ class StoppedCommitLog(StoppedStore):
         """Reads the key, the checkpoint and the queue table.
 
         Raises:
-            StorageError: They cannot be read.
+            StorageError: The files cannot be read.
         """
         self.log_directory = directory / "commitlog"
         self._queue_root = directory / "consumequeue"
         self._segments = FoundSegments(self.log_directory)
         self._files = OpenFiles(_MOST_OPEN)
         self._names: dict[tuple[str, int], list[tuple[int, str]]] = {}
-        # A store without a log has nothing to be checked, and perhaps no key yet.
+        # A store without a log has no record to check, and perhaps no key yet.
         self.key = read_store_key(directory) if len(self._segments) else StoreKey.random()
         checkpoint = read_checkpoint(directory / "checkpoint")
         self.clean = checkpoint is not None and checkpoint.clean
         self.store_id = None if checkpoint is None else checkpoint.store_id
         same_boot = checkpoint is not None and checkpoint.boot_id == read_boot_id()
-        # Where recovery takes good records behind a bad one for good.
+        # In these cases recovery trusts good records behind a bad one.
         self._trusts_all = checkpoint is None or (same_boot and not checkpoint.clean)
         self._synced = 0 if checkpoint is None else checkpoint.synced_through
         self.start = next((segment.start for segment in self._segments), 0)
@@ -206,7 +206,7 @@ class StoppedCommitLog(StoppedStore):
         self._rows: dict[tuple[str, int], QueueBounds] = {}
         self._entries_through = 0
         table = self._load_table(directory / "queue-table")
-        # While the log is being cut, the next start finds out what is left of the queues.
+        # While the log is being cut, the next start determines the bounds of the queues.
         if table is not None and checkpoint is not None and self._cut_at == EVERYTHING:
             through = checkpoint.dispatched_through if same_boot else checkpoint.synced_through
             if checkpoint.tails_left or not (same_boot or checkpoint.clean):
@@ -228,7 +228,7 @@ class StoppedCommitLog(StoppedStore):
 
     @property
     def synced_through(self) -> int:
-        """Commit-log offset of a record, or of the end, before which all was synced."""
+        """Commit-log offset of a record, or of the end, before which the log was synced."""
         return self._synced
 
     def items(self, start: int | None = None) -> Iterator[Item]:
@@ -320,7 +320,7 @@ class StoppedLmdb(StoppedStore):
 
         Raises:
             ConfigError: There is no environment.
-            StorageError: It cannot be read.
+            StorageError: The environment cannot be read.
         """
         if not (directory / DIRECTORY / DATA_FILE).is_file():
             raise ConfigError(f"{directory / DIRECTORY} holds no {DATA_FILE}")

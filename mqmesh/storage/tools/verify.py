@@ -31,10 +31,10 @@ class QueueDamage(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         topic: Physical topic.
-        queue_id: From 0.
+        queue_id: Number of the queue, from 0.
         first: Queue offset of the first such message.
-        end: Behind the last one.
-        reason: What is wrong with them.
+        end: Queue offset behind the last one.
+        reason: Reason why consumers cannot get them.
     """
 
     topic: str
@@ -49,17 +49,17 @@ class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         sound: Nothing is damaged.
-        backend: Of the store.
+        backend: Backend of the store.
         clean_stop: The last stop was an orderly one.
         start_offset: Commit-log offset of the oldest record.
-        end_offset: Where the log ends.
-        torn_bytes: Left behind by a crash, cut off by the next start; no damage.
+        end_offset: Commit-log offset of the log's end.
+        torn_bytes: Bytes that a crash left behind, and the next start cuts off; no damage.
         batches: Good batches.
-        messages: In them.
+        messages: Messages in these batches.
         queues: Message queues that were compared with the log.
-        log_damage: In the log, ascending.
-        queue_damage: In queues.
-        epoch_damage: Where the table of epochs differs from the log, ascending.
+        log_damage: Damaged ranges of the log, ascending.
+        queue_damage: Damaged ranges of queues.
+        epoch_damage: Differences between the table of epochs and the log, ascending.
         further_damage: Ranges that are not in the two lists because there are too many.
     """
 
@@ -85,14 +85,14 @@ class _Verifier:
         self.batches = 0
         self.messages = 0
         self.log_damage: list[LogDamage] = []
-        # By topic: what came before its deletion does not matter.
+        # By topic: batches from before its deletion do not matter.
         self.queue_damage: dict[str, dict[int, list[QueueDamage]]] = {}
         self.epochs = None if store.epochs is None else set(store.epochs)
         self.epoch = 0
         self.epoch_damage: list[EpochStart] = []
         self.further = 0
         self.bounds = {(queue.topic, queue.queue_id): queue for queue in store.queues()}
-        # Where retention has removed segments, a table that a crash left behind may be older: a
+        # If retention has removed segments, a table that a crash left behind may be older: a
         # queue begins then with the first batch that is met.
         self.begun: set[_Queue] = set() if store.start else set(self.bounds)
         self.expected: dict[_Queue, int] = {key: queue.first for key, queue in self.bounds.items()}
@@ -114,7 +114,7 @@ class _Verifier:
             self.compare(item, item.meta.topic)
 
     def compare_epoch(self, found: EpochStart) -> None:
-        # Of the oldest one the beginning may be gone, and behind damage it may be lost.
+        # The beginning of the oldest epoch may be removed, and behind damage it may be lost.
         is_first = self.epoch == 0 or bool(self.log_damage)
         self.epoch = found.epoch
         if is_first or self.epochs is None or found in self.epochs:
@@ -199,10 +199,10 @@ def verify_store(
     Args:
         store: The store.
         on_progress: Called now and then with the progress.
-        stopped: Asked now and then; True ends it.
+        stopped: Called now and then; True ends the verification.
 
     Returns:
-        What was found; None if it was stopped before.
+        Report; None if ``stopped`` ended the verification.
 
     Raises:
         StorageError: The store cannot be read at all.
