@@ -132,7 +132,7 @@ def _retention(function: _F) -> _F:
     for option in (
         click.option(
             "--on-expired",
-            type=click.Choice(list(OnExpired)),
+            type=click.Choice([one.value for one in OnExpired]),
             help="Drop messages whose time to live is over, or make them dead letters of groups "
             "that acknowledge each message. [default: drop]",
         ),
