@@ -19,9 +19,9 @@ async def send() -> None:
 
 
 async def receive() -> None:
-    """Receives as many ticks; a message counts as consumed when the next one is asked for.
+    """Receive as many ticks; a message counts as consumed when the next one is requested.
 
-    Who gathers messages before the work is stored takes ``auto_commit=False`` and ``commit()``.
+    To gather messages before the work is stored, use ``auto_commit=False`` and ``commit()``.
     """
     count = 0
     async with PullConsumer(

@@ -46,7 +46,7 @@ async def send_by_post(bill: Bill, message: Annotated[MQMeshMessage, Context("me
     print(f"bill of {bill.price} for order {bill.order.id}, message {message.message_id}")
 
 
-# What is at hand, up to a hundred bills, in one call.
+# All bills that wait, up to a hundred, in one call.
 @broker.subscriber(
     "bills",
     group="books",

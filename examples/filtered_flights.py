@@ -27,7 +27,7 @@ PATIENCE_S = 120.0
 
 
 def is_late_from_new_york(row: Row) -> bool:
-    """What the SQL expression says, in Python."""
+    """Return whether the SQL expression matches a row; in Python."""
     delay = row["dep_delay"]
     return delay not in ("", "NA") and float(delay) > 60 and row["origin"] in ("JFK", "EWR")
 

@@ -278,7 +278,7 @@ def follow(console: Console, producer: Child, members: dict[str, list[Child]], t
             now = time.monotonic()
             if sum(counts.values()) != before:
                 moved, before = now, sum(counts.values())
-            # What is missing after this long is not on its way; the table will show it.
+            # Messages that are missing after so long are not on their way; the table shows them.
             if now > deadline or now - moved > START_TIMEOUT_S:
                 return
             time.sleep(0.05)

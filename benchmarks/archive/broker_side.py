@@ -1,4 +1,4 @@
-"""What is measured while a broker runs: snapshots of it, under load."""
+"""Measurements of a running broker: snapshots under load."""
 
 import subprocess
 import sys
@@ -27,7 +27,7 @@ Say = Callable[[str], None]
 
 
 class Stored(NamedTuple):
-    """What is left of the broker when it has ended.
+    """Store of the broker after its end.
 
     Attributes:
         some: A snapshot with the first orders, which are compared.

@@ -121,7 +121,7 @@ class _Family:
     def _note(self, one: psutil.Process, *, is_top: bool) -> None:
         usage = read_usage(one.pid)
         self._cpu_s[one.pid] = usage.cpu_s
-        # What Java is about to start has its memory still, and the name of one of its threads.
+        # A process that Java just forked has Java's memory still, and the name of its thread.
         if Path(one.exe()).name == "java":
             self.java_bytes = max(self.java_bytes, usage.peak_rss_bytes)
         elif is_top:

@@ -19,7 +19,7 @@ class _Line(msgspec.Struct):
 
 
 def dumped(store: Path) -> Content:
-    """What a dump of the store in a directory has of the orders."""
+    """Return the orders in a dump of the store of a directory."""
     began = monotonic()
     command = [MQMESH, "store", "dump", str(store), "--topic", TOPIC, "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=store.parent) as process:

@@ -54,7 +54,7 @@ class Sizes(NamedTuple):
 
 
 def want_of_room(size: Sizes, free_bytes: int) -> str:
-    """What to tell if the disk has too little room; empty if it has enough."""
+    """Return a sentence if the disk has too little room; empty if it has enough."""
     if free_bytes >= size.disk_bytes:
         return ""
     return (
@@ -64,7 +64,7 @@ def want_of_room(size: Sizes, free_bytes: int) -> str:
 
 
 def sizes(scale: float) -> Sizes:
-    """What is measured at a scale; 1 is what the goals are about.
+    """Return the sizes of a measurement at a scale; the goals are for 1.
 
     Args:
         scale: Above 0.
@@ -89,10 +89,10 @@ class Figure(NamedTuple):
 
     Attributes:
         goal: Its name, F1 to F7.
-        what: What was measured.
-        value: What came out, with its unit.
-        wanted: What should.
-        met: Whether it does.
+        what: Name of the measured quantity.
+        value: Measured value, with its unit.
+        wanted: Goal, with its unit.
+        met: Whether the value meets the goal.
     """
 
     goal: str
@@ -219,7 +219,7 @@ def snapshot_figures(
 
 
 class Content(NamedTuple):
-    """What somebody found in a store.
+    """Content of a store.
 
     Attributes:
         count: Messages.
@@ -246,7 +246,7 @@ def content_figure(by_spark: Content, by_dump: Content, sent: int) -> Figure:
 
 
 class Used(NamedTuple):
-    """What a command and all its processes used.
+    """Resources that a command and all its processes used.
 
     Attributes:
         seconds: From its start to its end.

@@ -1,7 +1,7 @@
 """Measures snapshots and the archive: ``scripts/bench --archive``.
 
-Everything is done by processes and commands as users start them, in a fresh folder. What it does
-is told on standard error; the table is that of README.md beside this file.
+All is done by processes and commands as users start them, in a fresh folder. Steps are reported on
+standard error; the table is that of README.md beside this file.
 """
 
 import argparse

@@ -2,7 +2,7 @@
 
 Kafka comes as jars from Maven Central (``mvn`` and Java 17 or later are needed), Redis and
 beanstalkd from the distribution, NATS from there or by Go, mqmesh from the running environment.
-What is missing is left out of the table, with a line that says so and how to install it.
+A missing server is left out of the table, with a line that says how to install it.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""What the measured loops ask of a system, and the clients of all systems.
+"""Interface between the measured loops and a system, and the clients of all systems.
 
 A system has a blocking client, one for asyncio, or both. Rows for which it has none are left
 out. Libraries of a system are loaded when its client is made.

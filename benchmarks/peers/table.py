@@ -22,9 +22,9 @@ class Row(NamedTuple):
     Attributes:
         name: For people.
         kind: Of messages, plain or ordinary.
-        writes: What the producer does.
-        reads: What the consumer does; "" for none.
-        at_once: Both together; else the consumer reads what the producer left.
+        writes: Task of the producer.
+        reads: Task of the consumer; "" for none.
+        at_once: Both together; else the consumer starts when the producer has ended.
         messages: How many at scale 1.
         topics: Topics to send to.
         replicas: Of mqmesh's broker: 3 are for mqmesh alone.

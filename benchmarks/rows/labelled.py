@@ -61,7 +61,7 @@ def make_labelled(count: int, body_bytes: int) -> list[Message]:
 
 
 def fits(message: Message, expression: str) -> bool:
-    """What the expressions of this module mean, in plain Python."""
+    """Return whether a message matches an expression of this module; in plain Python."""
     if expression == TAGS:
         return message.tag in ("UA", "DL")
     if expression == SQL:

@@ -2,8 +2,8 @@
 
 They use the same ``encode_at_once``, ``batch_parts``, ``check_batch`` and ``decode_messages``,
 the same write into a preallocated file and the same transport. There are no topics, queues,
-offsets, routes, retries, threads or timers, so no broker in pyzmq can be faster. What was
-tried and found no faster stands in ``docs/benchmarks.md``.
+offsets, routes, retries, threads or timers, so no broker in pyzmq can be faster.
+``docs/benchmarks.md`` lists variants that were tried and are not faster.
 
 Run as ``python -m rows.limit TASK``. Frames to the broker are told apart by their
 first byte: a record batch begins with its magic, ``P`` asks for the next MiB, ``E`` is

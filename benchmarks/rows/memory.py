@@ -18,8 +18,8 @@ def level_memory(scale: float, folder: Path) -> None:
 
     Under a hypervisor, memory that was free for some seconds may belong to the host again, and
     a page of it costs 12 µs instead of 2.5 where this was measured: up to half a processor, for
-    both sides of a row, and by chance for one more than for the other. What was used a moment
-    ago is there. It is taken twice, as a process's own and as a file's, because these come
+    both sides of a row, and by chance for one more than for the other. Recently used
+    pages are there. They are taken twice, as a process's own and as a file's, because these come
     in small and in large pieces from different ends: with the first alone, some runs of a broker
     took up to twice the processor time.
 

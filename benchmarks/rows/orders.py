@@ -1,7 +1,7 @@
 """Ordinary messages: bodies of differing sizes, a tag, a key and two properties each.
 
-Run as ``python -m rows.orders TASK``. What the messages are made of is made before, as
-bodies are in the other rows: what is measured is mqmesh, not the making of strings.
+Run as ``python -m rows.orders TASK``. The parts of the messages are made before, as bodies are in
+the other rows: the row measures mqmesh, not the making of strings.
 """
 
 import asyncio

@@ -41,7 +41,7 @@ class BenchError(Exception):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """What a process has used, as the kernel says.
+    """Resources that a process has used, as the kernel counts them.
 
     Attributes:
         cpu_s: User and system time of all its threads.
@@ -129,7 +129,7 @@ class Child:
         self._process.stdin.close()
 
     def wait_report(self, timeout_s: float) -> Report:
-        """What came of it.
+        """Return the report of the process.
 
         Raises:
             BenchError: No report in time, or it tells of faults.
@@ -140,7 +140,7 @@ class Child:
         return report
 
     def usage(self) -> Usage:
-        """What the process has used until now."""
+        """Return the resources that the process has used until now."""
         return read_usage(self.pid)
 
     def tail(self) -> str:
@@ -231,7 +231,7 @@ class Crew:
 
 
 def read_usage(pid: int) -> Usage:
-    """What a process has used until now, from /proc.
+    """Return the resources that a process has used until now, from /proc.
 
     Raises:
         BenchError: There is no such process.

@@ -31,7 +31,7 @@ class Pair(Cluster):
 
     Args:
         crew: Where their processes belong.
-        load: What the cluster is for.
+        load: Messages of the row.
         conditions: Of the call.
         ack_replicas: As the setting of that name.
     """
@@ -91,7 +91,7 @@ class Trio(Cluster):
 
     Args:
         crew: Where their processes belong.
-        load: What the cluster is for.
+        load: Messages of the row.
         conditions: Of the call.
         ack_replicas: As the setting of that name.
 

@@ -19,7 +19,7 @@ class Line(msgspec.Struct, kw_only=True, omit_defaults=False):
         unit: Of value and limit.
         limit: Median of the limit's runs, None where there is none.
         ratio: value / limit.
-        goal: What is wanted, for people; empty for nothing.
+        goal: Goal of the row, for people; empty for none.
         met: Whether it was reached; None without a goal.
         cpu_s_per_million: Medians of mqmesh's CPU seconds a million messages, by process.
         limit_cpu_s_per_million: The same of the limit's.
@@ -48,7 +48,7 @@ def summarize(row: Row, products: Sequence[Sample], limits: Sequence[Sample]) ->
     """The medians of a row's runs.
 
     Args:
-        row: What was measured.
+        row: The measured row.
         products: Runs of mqmesh, at least one.
         limits: Runs of the limit; empty when the row has none.
     """

@@ -25,7 +25,7 @@ class Security:
 
     Args:
         folder: For the files.
-        enable: Nobody gets in without a key.
+        enable: Clients without a key are refused.
     """
 
     def __init__(self, folder: Path, *, enable: bool) -> None:

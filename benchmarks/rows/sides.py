@@ -26,13 +26,13 @@ RUN_TIMEOUT_S: Final = 600.0
 
 
 class Conditions(msgspec.Struct, frozen=True, kw_only=True):
-    """What holds for all rows of a call.
+    """Conditions that are the same for all rows of a call.
 
     Attributes:
         folder: Where data goes; on the disk that is to be measured.
         transport: ``ipc`` or ``tcp``, for both sides alike.
         scale: Factor for every row's number of messages.
-        secure: Nobody gets in to mqmesh without a key.
+        secure: mqmesh refuses clients without a key.
         counted: The broker counts, as that of users does.
         msg_trace: Share of the messages that clients trace.
     """
@@ -66,7 +66,7 @@ class Sample(msgspec.Struct, kw_only=True):
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """What a throughput row moves.
+    """Messages of a throughput row.
 
     Attributes:
         messages: At scale 1.
@@ -122,7 +122,7 @@ class BareBroker:
 
     Args:
         crew: Where its process belongs.
-        load: What its log must hold.
+        load: Messages that its log must hold.
         conditions: Of the call.
         slave: As ``Task.slave``.
     """
@@ -193,7 +193,7 @@ class Cluster:
 
     Args:
         crew: Where their processes belong.
-        load: What it is for.
+        load: Messages of the row.
         conditions: Of the call.
         settings: Further ones of the broker.
     """
@@ -263,7 +263,7 @@ class Cluster:
 
 
 def _once_registered(ask: Callable[[], _Answer]) -> _Answer:
-    """What the cluster answers; a broker serves before the name server has heard of it."""
+    """Return the answer of the cluster; a broker serves before it is registered."""
     deadline_s = time.monotonic() + READY_TIMEOUT_S
     while True:
         try:

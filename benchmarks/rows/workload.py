@@ -1,4 +1,4 @@
-"""What the measured programs have in common: what they are told, send, check and report.
+"""Common parts of the measured programs: task, messages, checks and report.
 
 Every child process of a benchmark gets a ``Task`` as JSON on its command line, says a
 line when it is ready, waits for a line on standard input, and ends with a ``Report`` as
@@ -29,7 +29,7 @@ _STAMP = struct.Struct("<q")
 
 
 class Task(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What one process of a benchmark is to do.
+    """Task of one process of a benchmark.
 
     Attributes:
         kind: Which program.
@@ -51,7 +51,7 @@ class Task(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         use_ipc: False keeps mqmesh's clients off the Unix socket.
         key_count: Business keys on each message.
         key_pool: After so many messages the same keys come again; 0 for never.
-        expression: What a consumer of labelled messages wants.
+        expression: Subscription of a consumer of labelled messages.
         expression_type: Its language.
         msg_trace: Share of the messages that mqmesh's clients trace.
     """
@@ -79,7 +79,7 @@ class Task(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """What came of a task.
+    """Result of a task.
 
     Attributes:
         message_count: Messages acknowledged, or consumed.
@@ -87,7 +87,7 @@ class Report(msgspec.Struct, kw_only=True):
         end_s: When the last one was acknowledged, or consumed.
         cpu_s: CPU time of the process in between, user and system.
         latencies_us: Of single messages, for the rows that ask for them.
-        faults: What did not come out right; empty when all is well.
+        faults: Faults that the checks found; empty when all is well.
     """
 
     message_count: int
@@ -117,7 +117,7 @@ class Stopwatch:
         latencies_us: Sequence[float] = (),
         faults: Sequence[str] = (),
     ) -> Report:
-        """What happened until now."""
+        """Return a report of the time until now."""
         return Report(
             message_count=message_count,
             begin_s=self.begin_s,
@@ -177,7 +177,7 @@ class SequenceCheck:
             position = behind
 
     def faults(self, expected_count: int) -> list[str]:
-        """What is wrong with everything noted so far.
+        """Return the faults of all messages noted so far.
 
         Args:
             expected_count: Messages that were sent.

@@ -1,4 +1,4 @@
-"""What a reader of the source meets: private words, closures, knots of folders, long papers."""
+"""Obstacles of a reader of the source: private words, closures, knots of folders, long papers."""
 
 import ast
 import re

@@ -107,7 +107,7 @@ _HEAD: Final = f"""# {TITLE}
 
 Made of the code: the table of commands in `mqmesh/protocol/commands.py`, and the docstrings of the
 structs in `mqmesh/protocol/`. Without this page, `python -m pydoc mqmesh.protocol.pulling` shows
-those of a module. What they are put into, and the rules for clients: [protocol.md](protocol.md).
+those of a module. Frames, and the rules for clients, are in [protocol.md](protocol.md).
 
 Every command may also be answered with MESSAGE_ILLEGAL (malformed header), NO_PERMISSION (no
 right), REQUEST_CODE_NOT_SUPPORTED (the role does not serve it), SYSTEM_BUSY (connections, or unread

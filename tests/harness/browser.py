@@ -22,7 +22,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 DRIVER = shutil.which("chromedriver")
 MISSING = "" if CHROMIUM and DRIVER else "chromium and chromedriver (apt: chromium-driver)"
-"""What is missing on this machine; "" for nothing."""
+"""Name of the program that this machine lacks; "" for none."""
 ARGUMENTS = (
     "--headless=new",
     "--no-sandbox",
@@ -108,7 +108,7 @@ class Browser:
         Raises:
             AssertionError: It is not so in time; the text holds what the page shows.
         """
-        # What is renewed between two looks raises; it is looked for again.
+        # An element that is replaced between two looks raises; look for it again.
         waiting = WebDriverWait(self.driver, seconds, 0.05, (Exception,))
         try:
             return waiting.until(lambda _driver: ready())

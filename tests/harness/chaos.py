@@ -410,7 +410,7 @@ def run_one(
         seed: Seed of all random choices.
         rounds: Kills, for scenarios that have rounds.
         out: A file that gets a line of JSON about each run.
-        secure: Nobody gets in without a key.
+        secure: Clients without a key are refused.
 
     Returns:
         True when everything held.

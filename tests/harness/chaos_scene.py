@@ -245,7 +245,7 @@ class Scene:
             How many seconds that took.
 
         Raises:
-            ChaosFailure: Somebody does not go on.
+            ChaosFailure: A client or process does not go on.
         """
         began = time.monotonic()
         before = {one.plan.name: one.count("acked") for one in self.living(self.producers)}

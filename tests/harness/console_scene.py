@@ -271,7 +271,7 @@ def plan(browser: Browser, button: str, fields: Mapping[str, str] | None = None)
         fields: Values by label; None for an action without a form.
 
     Returns:
-        What the plan says; the dialog stays open.
+        Text of the plan; the dialog stays open.
     """
     browser.click(button)
     if fields is not None:

@@ -80,7 +80,7 @@ class SimulatedSite:
             f"embedded://127.0.0.1:{PORT}", transport, cluster=cluster, timeout_ms=timeout_ms
         )
         self._opened.append(made)
-        # What begins with a change wants a connection; others wait for it by themselves.
+        # Checks that begin with a change want a connection; others wait for it by themselves.
         self.simulation.run(50)
         return made
 

@@ -1,6 +1,6 @@
 """Delayed messages while broker and schedule service are killed at any time; the judgement is C9.
 
-What is cancelled, and answered so, must never be in the log; what was accepted must be there
+A message whose cancel succeeded must never be in the log; an accepted one must be there
 once, under its id, and not before it was due.
 """
 
@@ -122,7 +122,7 @@ class DelayScene:
         for sent in self._sent:
             with suppress(MQMeshError):
                 sent.future.result()
-        # What the service says of itself is a second old.
+        # Metrics of the service are a second old.
         over_ms = max(due for sent in self._sent for due in sent.due_ms) + 2_000
         wait_until("everything to be due", lambda: time.time() * 1_000 > over_ms)
         with AdminClient(self.cluster.namesrv_addr) as admin:

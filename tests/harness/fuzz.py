@@ -187,7 +187,7 @@ class Target:
 
     Args:
         folder: For stores and logs; a short path.
-        secure: Nobody gets in without a key.
+        secure: Clients without a key are refused.
 
     Attributes:
         namesrv_addr: Name server.

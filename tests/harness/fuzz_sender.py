@@ -81,7 +81,7 @@ def shake_hands(connection: socket.socket) -> tuple[zmtp.FrameReader, bytes]:
     Nothing else may be sent before: ZeroMQ would end the connection.
 
     Returns:
-        What reads all that comes behind it, and the other side's READY.
+        The reader of all that comes behind it, and the other side's READY.
     """
     connection.sendall(zmtp.greeting() + zmtp.ready())
     reader = zmtp.FrameReader()

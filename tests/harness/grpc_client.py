@@ -28,7 +28,7 @@ class Asked:
     Attributes:
         answers: Messages that came.
         status: gRPC's status, once it is over; -1 if it was reset.
-        text: What was said with it.
+        text: Text of the status.
     """
 
     def __init__(self, response: str) -> None:

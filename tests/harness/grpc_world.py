@@ -64,7 +64,7 @@ class FrontWorld:
     def _note(self, text: str) -> None:
         self.broken += 1
 
-    # What parts ask of the upstream, its loop, and sends.
+    # The interface of the upstream, its loop and its sends, for the parts under test.
 
     def post(self, callback: Callable[[], None]) -> None:
         self.soon.append(callback)

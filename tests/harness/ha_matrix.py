@@ -485,7 +485,7 @@ def run_cell(cell: Cell, seed: int, folder: Path) -> tuple[list[str], str]:
     """Runs a cell.
 
     Returns:
-        What is wrong, and what was measured.
+        Faults, and measured values.
     """
     machines, chance = Machines(), random.Random(seed)
     folders = [folder / name for name in ("r1", "r2", "r3")]
@@ -556,7 +556,7 @@ def _lacking(
     lost = [number for number in load.acked if not times[number]]
     since_s, may_go = math.inf, set(lost if cell.mode == "none" else ())
     if _takes_unsynced(cell):
-        # What goes is the end of what was acknowledged, and may have been delivered.
+        # The end of the acknowledged messages goes, and may have been delivered.
         since_s = began_s - UNSYNCED_S
         kept = max(one for one, at_s in load.acked_s.items() if at_s <= began_s and times[one])
         may_go = {one for one in lost if one > kept and load.acked_s[one] > since_s}

@@ -1,9 +1,9 @@
 """Every course that three replicas can take, within bounds: breadth-first over the real machines.
 
 The model drives ``ConfirmedLog``, ``InSyncSet``, ``Election`` and ``ReplicaState`` themselves;
-logs, the coordinator's record and the network are tuples here. Whatever may be late or lost is a
-step that may be taken at any time, or never. A request whose caller waits no more may still
-change the record. Suspicion has no part in it: any replica stands for election at any time.
+logs, the coordinator's record and the network are tuples here. Each message that may be late or
+lost is a step that may be taken at any time, or never. A request whose caller waits no more may
+still change the record. Suspicion has no part in it: any replica stands for election at any time.
 
 Followers are cut where the histories part, by comparing records; finding that place by epochs is
 tested with ``log_copy``. A group is a record that says how many follow: replicas copy all of it at

@@ -127,8 +127,8 @@ UNDECIDED: Final = "undecided"
 class HalfMessage(msgspec.Struct, frozen=True):
     """One message that was sent in a transaction.
 
-    What was decided is what the local database of the producer says when all is over, not what
-    a producer that died wanted to do.
+    The local database of the producer holds the decision when all is over, not the plan of a
+    producer that died.
 
     Attributes:
         producer, number, body_hash: The same as for an ``Attempt``.

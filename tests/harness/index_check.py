@@ -28,7 +28,7 @@ def check(directory: Path, *, suspect: bool) -> None:
                 indexed.by_key(key, message.info.topic)
         indexed.catch_up()
         for _ in range(2):
-            # What is found to be damaged while searching is made anew; then all must be right.
+            # Parts found damaged by a search are made anew; then all must be right.
             discarded = indexed.index.discarded
             try:
                 indexed.check()

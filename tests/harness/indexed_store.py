@@ -252,7 +252,7 @@ class IndexedStore:
 
     def scan(self) -> list[StoredMessage]:
         """Returns all messages of the log that count, oldest first: read without any index."""
-        # What a helper thread prepares beside them has another name until it is a segment.
+        # A file that a helper thread prepares has another name until it is a segment.
         folder = self.files.directory / "commitlog"
         segments = sorted(path for path in folder.iterdir() if path.name.isdecimal())
         visible = self.store.stats().max_commitlog_offset

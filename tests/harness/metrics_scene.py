@@ -162,7 +162,7 @@ class MetricsTraffic(TransactionListener):
         """Sends no more, and waits until all is done that will be.
 
         Returns:
-            What happened.
+            The events.
         """
         self._stop.set()
         self._thread.join()

@@ -22,7 +22,7 @@ def until(condition: Callable[[], _T], patience_s: float = PATIENCE_S) -> _T:
         patience_s: For how long.
 
     Returns:
-        What it found.
+        The result of the look.
     """
     deadline_s = time.monotonic() + patience_s
     pause = threading.Event()

@@ -21,7 +21,7 @@ from mqmesh.message import StoredMessage
 from mqmesh.sdk.consumer.simple_consumer import SimpleConsumer
 
 GOT, ACKING, ACKED, GIVEN = "got", "acking", "acked", "given"
-"""What a member notes; ``given`` is what it has no lease of any more, as far as it knows."""
+"""Notes of a member; ``given`` has messages whose lease it has no more, as far as it knows."""
 LEASE_MS: Final = 20_000
 WAIT_MS: Final = 300
 MOST: Final = (1, 32, 200)

@@ -68,7 +68,7 @@ class Roles:
     Args:
         folder: For keys, stores and logs; a short path.
         broker_settings: Settings of the broker.
-        users: Nobody gets in without a key; these users are there beside those that every
+        users: Clients without a key are refused; these users are there beside those that every
             secured cluster has. None for no security.
 
     Attributes:

@@ -111,7 +111,7 @@ class SimulatedNetwork:
         """Runs something that waits for the network, in a thread of its own.
 
         Returns:
-            What it returns, or the error that it raises.
+            Its result, or the error that it raises.
         """
         found: list[Any] = []
 

@@ -1,6 +1,6 @@
 """Transactions whose producers and brokers are killed at every step, and the judgement of them.
 
-What the books say is done must be in the log exactly once, and nothing else may be there.
+Each booked message must be in the log exactly once, and no other message may be there.
 """
 
 import itertools

@@ -72,7 +72,7 @@ class Books:
         """Writes what became of a key, unless that is settled.
 
         Returns:
-            What became of it.
+            Its outcome.
         """
         connection = self._connection()
         with connection:

@@ -55,7 +55,7 @@ MESSAGES = [
 
 GROUPS = {body: group for _, body, _, group in MESSAGES}
 BODIES = [*(GROUPS.keys() - {"recalled", "rolled back"}), "again"]
-"""What each consumer gets of each sender: "again" twice, for it fails once."""
+"""Messages that each consumer gets of each sender: "again" twice, for it fails once."""
 
 PATIENCE_S = 120.0
 

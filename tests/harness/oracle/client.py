@@ -1,4 +1,4 @@
-"""What the Java client of RocketMQ sees, by ``OracleClient.java``."""
+"""Results of the Java client of RocketMQ, by ``OracleClient.java``."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ class Difference(NamedTuple):
     Attributes:
         answer: Scene and name of the answer.
         field: Path of the field in it.
-        rocketmq: What RocketMQ has there.
-        mqmesh: What mqmesh has.
+        rocketmq: Value at RocketMQ.
+        mqmesh: Value at mqmesh.
     """
 
     answer: str

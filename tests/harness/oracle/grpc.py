@@ -1,4 +1,4 @@
-"""What the Java client of RocketMQ 5 sees by gRPC, by ``GrpcClient.java``."""
+"""Results of the Java client of RocketMQ 5 by gRPC, by ``GrpcClient.java``."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Site:
     Args:
         namesrv: Address of its name server.
         scene: Name of the scene.
-        keys: What its requests are signed with; None for nothing.
+        keys: Keys that sign its requests; None for no signature.
 
     Attributes:
         answers: By scene and name, as they are compared.

@@ -200,7 +200,7 @@ def printed(said: str, words: Mapping[str, str]) -> dict[str, bool]:
 
     Args:
         said: The output.
-        words: What is replaced by its name.
+        words: Texts that are replaced by their names.
     """
     found = {}
     for line in said.splitlines():

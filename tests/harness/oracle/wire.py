@@ -49,10 +49,10 @@ class Connection:
     Args:
         address: Name server or broker, ``host:port``.
         client_id: The client, in its heartbeats.
-        keys: What its requests are signed with; None for nothing.
+        keys: Keys that sign its requests; None for no signature.
 
     Attributes:
-        pushed: What the server asked or said by itself, in order.
+        pushed: Commands that the server sent by itself, in order.
     """
 
     def __init__(self, address: str, client_id: str = "oracle", keys: Keys | None = None) -> None:

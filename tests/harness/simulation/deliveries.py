@@ -85,7 +85,7 @@ class DeliveryBooks(Books):
 
     Attributes:
         in_order: See above.
-        is_strict: What is answered is safe.
+        is_strict: Answered messages are safe.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class DeliveryBooks(Books):
             and holder.until_ms >= self._now_ms()
             # That lease or a later one; it may have had several since the last look.
             and self._given_up.get(place, NOBODY) < holder.lease
-            # What is behind a message that was given up is taken back.
+            # Messages behind one that was given up are taken back.
             and not any(self._given_up.get(one, NOBODY) >= holder.lease for one in before)
         ):
             self._wrong(
@@ -170,7 +170,7 @@ class DeliveryBooks(Books):
     ) -> bool:
         """Returns whether an attempt by another lease counts when a message is delivered."""
         safe = self._safe.get(place)
-        # What the log does not have yet a new master does not know.
+        # A new master does not know changes that the log does not have yet.
         is_safe = safe is not None and other <= safe.last_lease < lease and attempt <= safe.attempt
         return (
             other < lease

@@ -1,6 +1,6 @@
 """A store of one node, and the disk below it, which outlives the process.
 
-Records are kept in the order of the log. What a killed process wrote is there for the next one;
+Records are kept in the order of the log. Writes of a killed process are there for the next one;
 after a loss of power only what was synced is, and some of what followed, the last of it torn.
 """
 

@@ -344,7 +344,7 @@ class ElectionRun(Run):
         if master is None:
             self._wrong.append("H8: nobody leads in the end")
             return {topic: [] for topic in self.books.topics}
-        # What was sent last may not be confirmed yet, and is there.
+        # The last messages may not be confirmed yet, and are there.
         self._store(master).show_to(lambda: MAX_OFFSET)
         found = {}
         for topic in self.books.topics:

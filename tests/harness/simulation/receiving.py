@@ -109,7 +109,7 @@ class _Receiving(SimpleConsumer):
 
     @property
     def receiver(self) -> Receiver:
-        """What it receives, and settles."""
+        """Receive, and settle."""
         return self._engine._receiver
 
     def look(self, most: int, invisible_ms: int, wait_ms: int) -> list[StoredMessage]:
@@ -274,7 +274,7 @@ class _Pushing(SimulatedPushConsumer):
 
     @property
     def receiver(self) -> Receiver:
-        """What it receives, and settles."""
+        """Receive, and settle."""
         assert self._engine.runs is not None
         return self._engine.runs.receiver
 

@@ -107,7 +107,7 @@ class Run:
     Args:
         seed: Decides everything.
         folder: For files of roles.
-        secure: Nobody gets in without a key, and strangers try.
+        secure: Clients without a key are refused, and strangers try.
     """
 
     option = ""
@@ -302,7 +302,7 @@ def run_seed(
         seed: Number of the seed.
         plant: Plants a bug before.
         kind: Kind of run.
-        secure: Nobody gets in without a key.
+        secure: Clients without a key are refused.
     """
     memory = Path("/dev/shm")
     folder = Path(tempfile.mkdtemp(prefix="mqmesh-", dir=memory if memory.is_dir() else None))
@@ -319,7 +319,7 @@ def run_seed(
 
 @contextlib.contextmanager
 def _one_name() -> Iterator[None]:
-    """Whatever process runs a seed is named alike: longer names make frames that take longer."""
+    """Use one name for all processes that run a seed: longer names make frames that take longer."""
     mark = ProcessMark("0123456789abcdef-4026531836", 10_000, 1_000_000)
     with (
         mock.patch.object(options, "born_host", return_value="vm:10000"),

@@ -133,7 +133,7 @@ class World:
         folder: For what roles keep in files.
         sync_flush: Brokers answer sends when they are on disk.
         real_store: Brokers have a ``CommitLogStore``, not a light one.
-        secure: Nobody gets in without a key.
+        secure: Clients without a key are refused.
 
     Attributes:
         access: Keys and access list; None without security.
