@@ -86,7 +86,7 @@ class Client:
             self._site.run(10)
         raise AssertionError(f"no answer to request {number}")
 
-    def beat(self, group: str = "g", topic: str = "t") -> RemotingCommand:
+    def beat(self, group: str = "g", topic: str = "t", producer: str = "") -> RemotingCommand:
         consumer = {
             "groupName": group,
             "consumeType": "CONSUME_PASSIVELY",
@@ -94,7 +94,12 @@ class Client:
             "consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET",
             "subscriptionDataSet": [{"topic": topic, "subString": "*", "expressionType": "TAG"}],
         }
-        body = {"clientID": self.client_id, "producerDataSet": [], "consumerDataSet": [consumer]}
+        producers = [{"groupName": producer}] if producer else []
+        body = {
+            "clientID": self.client_id,
+            "producerDataSet": producers,
+            "consumerDataSet": [consumer],
+        }
         return self.ask(RemotingCode.HEART_BEAT, body)
 
     def send(self, body: bytes, *, queue: int = 0, properties: str = "", topic: str = "t") -> int:
@@ -346,6 +351,31 @@ def test_a_client_whose_connection_ends_leaves_and_one_that_comes_back_stays(sit
     one.ask(RemotingCode.UNREGISTER_CLIENT, clientID="one", consumerGroup="g")
     gone = one.ask(RemotingCode.GET_CONSUMER_LIST_BY_GROUP, consumerGroup="g")
     assert gone.code == RemotingStatus.SYSTEM_ERROR
+
+
+def test_a_commit_right_behind_the_farewell_of_a_member_counts(site):
+    one = Client(site, BROKER, "one")
+    one.beat(producer="CLIENT_INNER_PRODUCER")  # which each client in Java has
+    one.wait(one.send(b"x"))
+    fields = {"consumerGroup": "g", "topic": "t", "queueId": 0}
+    one.ask(RemotingCode.QUERY_CONSUMER_OFFSET, **fields)  # a claim
+    left = one.post(RemotingCode.UNREGISTER_CLIENT, clientID="one", consumerGroup="g")
+    site.run(10)
+    one.post(RemotingCode.UPDATE_CONSUMER_OFFSET, flag=ONEWAY, commitOffset=1, **fields)
+    assert one.wait(left).code == RemotingStatus.SUCCESS
+    gone = one.ask(RemotingCode.GET_CONSUMER_LIST_BY_GROUP, consumerGroup="g")
+    assert gone.code == RemotingStatus.SYSTEM_ERROR
+    assert one.offset(RemotingCode.QUERY_CONSUMER_OFFSET, consumerGroup="g") == 1
+
+
+def test_a_member_that_comes_back_right_behind_its_farewell_stays(site):
+    one = Client(site, BROKER, "one")
+    one.beat()
+    left = one.post(RemotingCode.UNREGISTER_CLIENT, clientID="one", consumerGroup="g")
+    one.beat()
+    one.wait(left)
+    listed = one.ask(RemotingCode.GET_CONSUMER_LIST_BY_GROUP, consumerGroup="g")
+    assert json.loads(listed.body)["consumerIdList"] == ["one"]
 
 
 def test_members_are_known_to_the_next_master(site):

@@ -57,6 +57,9 @@ LEAVE_MS: Final = 1_000
 NOTICE_MS: Final = 10
 """A broker sends notice of a change once for each member of the gateway's connection; those that
 come within this time are passed on as one."""
+FAREWELL_MS: Final = 100
+"""So long after its farewell a client leaves a consumer group: clients of 5 send their last commits
+by another thread, a few milliseconds behind the farewell."""
 RENEW_AGAIN_MS: Final = 300
 RENEWALS: Final = 10
 """Locks that could not be renewed are asked for so often, as long as a new master keeps them."""
@@ -83,6 +86,7 @@ class GatewayMember(msgspec.Struct, eq=False):
         epochs: Epoch of the log at the last pull of each queue.
         tokens: Of its locks.
         is_known: The broker has taken a heartbeat of it.
+        beats: Heartbeats that came.
     """
 
     broker_name: str
@@ -94,6 +98,7 @@ class GatewayMember(msgspec.Struct, eq=False):
     epochs: dict[QueueKey, int] = {}
     tokens: dict[QueueKey, int] = {}
     is_known: bool = False
+    beats: int = 0
 
     def consumes(self, group: str) -> bool:
         """Return True if it is a member of a consumer group."""
@@ -226,6 +231,7 @@ class GatewayMembers:
             self._members[key] = member
         session.client_id = data.client_id
         member.session, member.heartbeat = session, heartbeat
+        member.beats += 1
 
         def done(error: MQMeshError | None) -> None:
             if error is None:
@@ -272,23 +278,39 @@ class GatewayMembers:
     def _unregister(self, session: RemotingSession, request: RemotingCommand) -> None:
         client_id = text_field(request, "clientID")
         member = self._members.get((session.broker_name, client_id))
-        if member is not None and member.session is session:
-            consumed, produced = (
-                request.fields.get("consumerGroup"),
-                request.fields.get("producerGroup"),
-            )
-            left = msgspec.structs.replace(
-                member.heartbeat,
-                consumers=[one for one in member.heartbeat.consumers if one.group != consumed],
-                producer_groups=[g for g in member.heartbeat.producer_groups if g != produced],
-            )
-            if left.consumers or left.producer_groups:
-                # Another group of the same client goes on.
-                member.heartbeat = left
-                self._send_heartbeat(member, _ignore)
-            else:
-                self._leave(member)
-        session.answer(request)
+        if member is None or member.session is not session:
+            session.answer(request)
+            return
+        produced = request.fields.get("producerGroup")
+        producers = [one for one in member.heartbeat.producer_groups if one != produced]
+        self._stay_with(member, member.heartbeat.consumers, producers)
+        consumed, beats = request.fields.get("consumerGroup"), member.beats
+
+        def leave() -> None:
+            if member.beats == beats:  # else it is there again, or has said what is left
+                heartbeat = member.heartbeat
+                consumers = [one for one in heartbeat.consumers if one.group != consumed]
+                self._stay_with(member, consumers, heartbeat.producer_groups)
+            session.answer(request)
+
+        if consumed is not None and member.consumes(consumed):
+            self._upstream.loop.call_later(FAREWELL_MS, leave)
+        else:
+            session.answer(request)
+
+    def _stay_with(
+        self, member: GatewayMember, consumers: list[ConsumerData], producer_groups: list[str]
+    ) -> None:
+        """Have a client leave all groups but these."""
+        if not consumers and not producer_groups:
+            self._leave(member)
+            return
+        left = msgspec.structs.replace(
+            member.heartbeat, consumers=consumers, producer_groups=producer_groups
+        )
+        if left != member.heartbeat:
+            member.heartbeat = left
+            self._send_heartbeat(member, _ignore)
 
     def _leave_if_gone(self, member: GatewayMember) -> None:
         if member.session.is_closed:
