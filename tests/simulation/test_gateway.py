@@ -6,8 +6,10 @@ import json
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from harness.simulation.world import World
 from simulation.test_election import Site
 
 from mqmesh import Message, Producer, PullConsumer
@@ -219,6 +221,24 @@ def test_broker_groups_are_served_soon_after_another_worker_changed_the_ports(tm
     site.close()
 
 
+def test_a_broker_group_that_comes_after_the_gateway_is_served_at_once(tmp_path):
+    world = World(1, tmp_path)
+    world.add_namesrvs(2)
+    gateway, broker = world.add_gateway(), world.add_broker("broker-b")
+    for process in (*world.namesrvs, gateway):
+        process.start()
+    world.simulation.run(2_000)
+    broker.start()
+    world.simulation.run(1_000)
+    found = Client(SimpleNamespace(world=world, run=world.simulation.run), NAMESRV).ask(
+        RemotingCode.GET_BROKER_CLUSTER_INFO
+    )
+    assert "broker-b" in json.loads(found.body)["brokerAddrTable"]
+    gateway.stop()
+    for process in world.processes():
+        process.release()
+
+
 def test_what_is_sent_is_pulled_by_both(site):
     client = Client(site, VIP)
     properties = "TAGS\x01new\x02KEYS\x01k1 k2\x02UNIQ_KEY\x01FD01\x02to\x01FR\x02"
@@ -366,6 +386,24 @@ def test_a_commit_right_behind_the_farewell_of_a_member_counts(site):
     gone = one.ask(RemotingCode.GET_CONSUMER_LIST_BY_GROUP, consumerGroup="g")
     assert gone.code == RemotingStatus.SYSTEM_ERROR
     assert one.offset(RemotingCode.QUERY_CONSUMER_OFFSET, consumerGroup="g") == 1
+
+
+def test_a_tool_moves_a_group_again_that_it_has_just_reset(site):
+    one, tool = Client(site, BROKER, "one"), Client(site, BROKER, "tool")
+    one.beat()
+    for body in b"a", b"b":
+        one.wait(one.send(body))
+    fields = {"consumerGroup": "g", "topic": "t", "queueId": 0}
+    one.pull(0)
+    one.ask(RemotingCode.UPDATE_CONSUMER_OFFSET, commitOffset=2, **fields)
+    one.ask(RemotingCode.UNREGISTER_CLIENT, clientID="one", consumerGroup="g")
+    where = {"topic": "t", "group": "g", "timestamp": 0, "isForce": True}
+    tool.ask(RemotingCode.INVOKE_BROKER_TO_RESET_OFFSET, **where)
+    moved = tool.ask(RemotingCode.UPDATE_CONSUMER_OFFSET, commitOffset=1, **fields)
+    assert moved.code == RemotingStatus.SUCCESS, moved.remark
+    assert tool.offset(RemotingCode.QUERY_CONSUMER_OFFSET, consumerGroup="g") == 1
+    beyond = tool.ask(RemotingCode.UPDATE_CONSUMER_OFFSET, commitOffset=9, **fields)
+    assert beyond.code == RemotingStatus.SYSTEM_ERROR
 
 
 def test_a_member_that_comes_back_right_behind_its_farewell_stays(site):

@@ -14,12 +14,14 @@ from mqmesh.errors import (
     CorruptBatch,
     EndpointUnreachable,
     MQMeshError,
+    OffsetIllegal,
     StaleGeneration,
     TopicNotFound,
 )
 from mqmesh.message import RETRY_PREFIX, StoredMessage
 from mqmesh.protocol.command import Command, decode_header, encode_header
 from mqmesh.protocol.commands import RequestCode
+from mqmesh.protocol.groups import ResetOffsetRequest, ResetWhere
 from mqmesh.protocol.pulling import (
     MAX_SUSPEND_MS,
     ConsumerOffsets,
@@ -517,9 +519,30 @@ class Consuming:
                 return
             if isinstance(error, StaleGeneration) and member is not None:
                 self._members.notify_changed(member, key[0])
+            if isinstance(error, OffsetIllegal) and not (member and member.consumes(key[0])):
+                self._move(session, request, key, offset)
+                return
             session.fail(request, error)
 
         self._commit(broker_name, member, key, offset, done)
+
+    def _move(
+        self, session: RemotingSession, request: RemotingCommand, key: QueueKey, offset: int
+    ) -> None:
+        """Move a group for a tool, which is no member: a reset before is not waited for."""
+        group, topic, queue_id = key
+
+        def done(answer: Command | MQMeshError) -> None:
+            if isinstance(answer, MQMeshError):
+                session.fail(request, answer)
+            else:
+                session.answer(request)
+
+        header = encode_header(
+            ResetOffsetRequest(group, topic, ResetWhere.OFFSET, queue_id, queue_offset=offset)
+        )
+        code = RequestCode.INVOKE_BROKER_TO_RESET_OFFSET
+        self._upstream.ask(broker_of(session), code, header, done)
 
     def _commit(
         self,

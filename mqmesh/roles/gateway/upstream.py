@@ -210,7 +210,9 @@ class Upstream:
             self._link.request(RequestCode.GET_BROKER_CLUSTER_INFO, header, self._take_cluster)
 
     def _on_hint(self, hint: RouteHint) -> None:
-        if not hint.topics:
+        # A new broker group is served at once: a cluster that has just started is used.
+        known = {one.broker_name for one in self.groups}
+        if not hint.topics or not known.issuperset(hint.brokers):
             self.look()
 
     def _take_cluster(self, answer: Command | MQMeshError) -> None:
