@@ -46,7 +46,7 @@ from mqmesh.roles.gateway.members import (
     QueueKey,
     broker_of,
 )
-from mqmesh.roles.gateway.messages import to_record
+from mqmesh.roles.gateway.messages import tag_expression, to_record
 from mqmesh.roles.gateway.ports import BrokerPorts
 from mqmesh.roles.gateway.session import (
     Handler,
@@ -357,7 +357,7 @@ class Consuming:
         """Return type and text of the expression of a pull; None if nobody knows it."""
         if flag & HAS_SUBSCRIPTION and request.fields.get("subscription"):
             kind = request.fields.get("expressionType") or ExpressionType.TAG.value
-            return kind, request.fields["subscription"]
+            return kind, tag_expression(request.fields["subscription"], kind)
         if member is not None and topic == RETRY_PREFIX + group and member.consumes(group):
             return ExpressionType.TAG.value, "*"
         known = None if member is None else member.subscription(group, topic)

@@ -49,6 +49,7 @@ from mqmesh.protocol.remoting.bodies import (
 )
 from mqmesh.protocol.remoting.codes import LANGUAGES, RemotingCode, RemotingStatus
 from mqmesh.protocol.remoting.frame import RemotingCommand
+from mqmesh.roles.gateway.messages import tag_expression
 from mqmesh.roles.gateway.session import Handler, RemotingSession, text_field
 from mqmesh.roles.gateway.upstream import Upstream
 
@@ -440,6 +441,10 @@ class GatewayMembers:
         return member
 
 
+def _subscription(topic: str, text: str, expression_type: str) -> Subscription:
+    return Subscription(topic, tag_expression(text, expression_type), expression_type)
+
+
 def _consumer(data: bodies.ConsumerBody) -> ConsumerData:
     where = data.consume_from_where.removeprefix(_FROM)
     model = data.message_model
@@ -448,7 +453,7 @@ def _consumer(data: bodies.ConsumerBody) -> ConsumerData:
         model if model in set(MessageModel) else MessageModel.CLUSTERING.value,
         where if where in set(ConsumeFromWhere) else ConsumeFromWhere.LAST_OFFSET.value,
         [
-            Subscription(one.topic, one.sub_string or "*", one.expression_type or "TAG")
+            _subscription(one.topic, one.sub_string or "*", one.expression_type or "TAG")
             # In one order: a client in Go says them by chance, and each change is a record.
             for one in sorted(data.subscription_data_set, key=lambda one: one.topic)
         ],

@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 
 from mqmesh.errors import InvalidArgument
+from mqmesh.filtering.tags import ALL, SEPARATOR
 from mqmesh.message import (
     DLQ_PREFIX,
     MAX_KEYS,
@@ -24,6 +25,7 @@ from mqmesh.message import (
     as_system,
     parse_message_id,
 )
+from mqmesh.protocol.pulling import ExpressionType
 from mqmesh.protocol.remoting.records import (
     COMMITTED,
     NAME_END,
@@ -332,5 +334,17 @@ def writable(properties: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in properties.items()
-        if NAME_END not in name + value and PAIR_END not in name + value
+        if NAME_END not in name and PAIR_END not in name and PAIR_END not in value
     }
+
+
+def tag_expression(text: str, expression_type: str = ExpressionType.TAG.value) -> str:
+    """Return a client's expression of tags without what RocketMQ passes over in it.
+
+    What is empty beside tags is no tag, and ``*`` beside tags is one that no message has.
+    """
+    tags = [one.strip() for one in text.split(SEPARATOR)]
+    named = [one for one in tags if one not in ("", ALL)]
+    if expression_type != ExpressionType.TAG.value or not 0 < len(named) < len(tags):
+        return text
+    return f" {SEPARATOR} ".join(named)

@@ -45,6 +45,7 @@ from mqmesh.roles.gateway.grpc.session import (
     GrpcSession,
     ServedCall,
 )
+from mqmesh.roles.gateway.messages import tag_expression
 from mqmesh.roles.gateway.upstream import Upstream
 from mqmesh.sdk.consumer.fetching.message_selector import MessageSelector
 from mqmesh.units import MIB
@@ -558,11 +559,8 @@ def subscription_of(topic: str, expression: GrpcMessage) -> Subscription:
         RefusedCall: The expression makes no sense, or is too long.
     """
     is_sql = expression.type == FilterType.SQL
-    found = Subscription(
-        topic,
-        expression.expression or "*",
-        ExpressionType.SQL92.value if is_sql else ExpressionType.TAG.value,
-    )
+    kind = ExpressionType.SQL92.value if is_sql else ExpressionType.TAG.value
+    found = Subscription(topic, tag_expression(expression.expression or "*", kind), kind)
     try:
         selector_of(found).check()
     except MQMeshError as error:

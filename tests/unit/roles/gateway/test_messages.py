@@ -16,6 +16,7 @@ from mqmesh.roles.gateway.messages import (
     read_recall_handle,
     recall_handle,
     split_trace,
+    tag_expression,
     to_message,
     to_record,
 )
@@ -102,10 +103,27 @@ def test_a_retried_message_names_its_topic():
 
 
 def test_a_property_that_would_be_read_as_several_is_left_out():
-    found = properties_of(Message("orders", b"b", properties={"a": "1\x02b\x012", "c": "3"}))
+    own = {"a": "1\x02b\x012", "c": "3", "d": "4\x015"}
+    found = properties_of(Message("orders", b"b", properties=own))
     assert "a" not in found
     assert "b" not in found
-    assert found["c"] == "3"
+    assert (found["c"], found["d"]) == ("3", "4\x015")
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("*", "*"),
+        ("a||b", "a||b"),
+        ("a || * || b", "a || b"),
+        ("a || ", "a"),
+        ("|| a ||", "a"),
+        ("||", "||"),
+    ],
+)
+def test_what_rocketmq_passes_over_in_tags_is_left_out(text, wanted):
+    assert tag_expression(text) == wanted
+    assert tag_expression(text, "SQL92") == text
 
 
 def test_ids_have_address_and_offset():
