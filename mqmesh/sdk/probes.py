@@ -52,7 +52,7 @@ class ProbeClient(AdminClient):
             count: Number of messages.
 
         Raises:
-            TopicNotFound: Nobody knows it.
+            TopicNotFound: The topic does not exist.
             NoRoute: It has no queue that may be written to.
             TransportError: No name server answers.
         """

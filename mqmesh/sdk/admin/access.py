@@ -72,7 +72,7 @@ class AccessClient(AdminClient):
             Those that did not take it, with the reason.
 
         Raises:
-            MessageIllegal: The first that was asked refuses the list, so nothing is changed.
+            MessageIllegal: The first process refuses the list, so nothing is changed.
             NoPermission: It is for administrators.
         """
         header = encode_header(UpdateAccessListRequest(text, expected_version))

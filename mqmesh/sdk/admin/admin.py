@@ -110,7 +110,7 @@ class AdminClient:
         namesrv_addr: ``host:port`` of the name servers, as a list, or as a text separated by
             commas or semicolons.
         timeout_ms: For each answer, 1 to 3,600,000 ms.
-        broker_name: Only this broker group is asked and changed; all by default.
+        broker_name: The only broker group that requests go to; all by default.
         transport: The world; ZeroMQ by default.
         credentials, namespace: As of ``ClientOptions``.
 
@@ -252,7 +252,7 @@ class AdminClient:
         return self._each(masters, self._metrics)
 
     def role_info(self, endpoint: str) -> Readings:
-        """Metrics of one process, of whatever role.
+        """Return the metrics of one process of any role.
 
         Args:
             endpoint: ``host:port`` or any ZeroMQ endpoint.
@@ -348,7 +348,7 @@ class AdminClient:
         """Creates a topic on every master, as ``put_topic`` does, if it is a new one.
 
         Masters that have it with these very settings have them from a former try that failed half
-        way: only the others are asked then, so that repeating the call finishes it.
+        way: only the others get the request then, so that repeating the call finishes it.
 
         Args:
             topic: Its name; or a ``TopicConfig``, which says the next three as well.
@@ -360,7 +360,7 @@ class AdminClient:
                 a ``TopicConfig`` is no error: compare what is returned.
 
         Returns:
-            What is in force, by broker group.
+            Settings that are in force, by broker group.
 
         Raises:
             InvalidArgument: The name is illegal, or ``queues``; or, with ``exist_ok``, the topic
@@ -402,7 +402,7 @@ class AdminClient:
             queues, perm, order, exist_ok: Of each topic, as for ``create_topic``.
 
         Returns:
-            What is in force, by topic and broker group.
+            Settings that are in force, by topic and broker group.
 
         Raises:
             InvalidArgument: As for ``create_topic``; or a topic is named twice.
@@ -457,14 +457,14 @@ class AdminClient:
                 permission to read. The messages are back with the queues.
 
         Returns:
-            What is now in force, by broker group.
+            Settings that are now in force, by broker group.
 
         Raises:
             InvalidArgument: The name is illegal.
             NoRoute: No master is known.
             BrokerError, TransportError: A broker refused or did not answer; the sentence
                 says which ones had done it before. Repeating the call is safe. A broker refuses
-                what would hide unread messages, and says how many.
+                a change that would hide unread messages, and says how many.
         """
         for one in [config] if isinstance(config, TopicConfig) else config.values():
             check_topic(one.topic)
@@ -520,7 +520,7 @@ class AdminClient:
 
         Raises:
             InvalidArgument: The name is illegal.
-            TopicNotFound: Nobody knows it.
+            TopicNotFound: The topic does not exist.
             BrokerError, TransportError: As for ``put_topic``.
         """
         request = encode_header(DeleteTopicRequest(check_topic(topic)))
@@ -687,8 +687,8 @@ class AdminClient:
             except TransportError as error:
                 failures.append(error)
                 continue
-            # The one that answers is asked first from now on. Another list, because other threads
-            # may be going through this one.
+            # The name server that answered is the first from now on. Another list, because other
+            # threads may be going through this one.
             self._namesrvs = sorted(self._namesrvs, key=lambda one: one != address)
             return decode_header(kind, answer.header)
         raise no_namesrv_answers(failures)
@@ -748,7 +748,7 @@ class AdminClient:
         own = {endpoint_of(address) for address in self._namesrvs}
         if ring is None or endpoint in self._channels or endpoint in own or ring.knows(endpoint):
             return
-        with suppress(TransportError):  # what is asked then says what is wrong
+        with suppress(TransportError):  # the request itself reports the error then
             self.cluster()
 
 
@@ -756,7 +756,7 @@ def no_namesrv_answers(failures: Sequence[TransportError]) -> TransportError:
     """Returns the error of a request that no name server answered.
 
     Args:
-        failures: Of each name server, in the order in which they were asked; at least one.
+        failures: Errors of the name servers, in the order of the requests; at least one.
 
     Returns:
         The first refusal of a key or for want of one, since nothing else matters then; else an
@@ -765,7 +765,7 @@ def no_namesrv_answers(failures: Sequence[TransportError]) -> TransportError:
     for failure in failures:
         if isinstance(failure, AuthenticationFailed | TooManyOpenFiles):
             return failure
-    # Who has ended a handshake is there, and the message says what it may want.
+    # A server that ended a handshake runs, and the message says what it may want.
     is_there = any(isinstance(one, EndpointUnreachable) and one.is_known for one in failures)
     advice = "" if is_there else "; is the cluster running? `mqmesh up` starts one"
     error = type(failures[-1])(f"no name server answers ({'; '.join(map(str, failures))}){advice}")
@@ -842,17 +842,19 @@ def _check_left(there: Mapping[str, TopicConfig], given: Mapping[str, Any]) -> N
 def left_to_make(
     masters: Iterable[str], there: Mapping[str, _T], wanted: _T, *, exist_ok: bool
 ) -> tuple[dict[str, _T], list[str]]:
-    """Return what stays as it is, and the masters that have to make the rest.
+    """Return the settings that stay as they are, and the masters that have to make new ones.
 
     Args:
         masters: Broker groups.
-        there: Things of that name that some of them have.
-        wanted: Thing to be made.
-        exist_ok: Whatever is there may stay; else what is as wanted: a former try got so far.
+        there: Settings of that name that some of the masters have.
+        wanted: Settings to make.
+        exist_ok: True: all present settings stay. False: only those equal to ``wanted``, which a
+            former try has made.
 
     Returns:
-        What stays, by broker group; and the masters that have nothing. If none is left to make it,
-        all masters unless ``exist_ok``: each then refuses, because it exists.
+        The settings that stay, by broker group; and the masters that have to make new ones. If
+        there is no such master, and ``exist_ok`` is False, all masters: each then refuses, because
+        the settings exist.
     """
     kept = {name: one for name, one in there.items() if exist_ok or one == wanted}
     missing = [name for name in masters if name not in kept]

@@ -58,15 +58,15 @@ class BrokerAdmin(AdminClient):
     ) -> dict[int, list[ConfigChange]]:
         """Changes settings of every replica of a broker group, from now on and over restarts.
 
-        A replica that is down is not changed: repeat it once it is back.
+        A replica that is down is not changed: repeat the call once it is back.
 
         Args:
             broker_name: Broker group.
-            settings: Dotted keys and values; a text stands for what it says in TOML.
+            settings: Dotted keys and values; a text is read as TOML.
             unset: Keys that are to have the value of the configuration file again.
 
         Returns:
-            What has another value now, by the ids of the replicas.
+            Settings whose values changed, by the ids of the replicas.
 
         Raises:
             NoRoute: The name servers do not know it.
@@ -112,14 +112,14 @@ class BrokerAdmin(AdminClient):
     def queue_entries(
         self, broker_name: str, topic: str, queue_id: int, *, start: int = 0, count: int = 32
     ) -> QueueEntries:
-        """Entries of a consume queue as they are stored; what is damaged says so.
+        """Return entries of a consume queue as they are stored; damaged ones name their problem.
 
         Args:
-            broker_name: Broker group; its master is asked.
+            broker_name: Broker group; its master answers.
             topic: Physical topic.
-            queue_id: From 0.
-            start: Queue offset of the first one.
-            count: Most, 1 to 1,000.
+            queue_id: Message queue, from 0.
+            start: Queue offset of the first entry.
+            count: Most entries, 1 to 1,000.
 
         Raises:
             NoRoute: No master of that group is known.
@@ -138,7 +138,7 @@ class BrokerAdmin(AdminClient):
         return self._each(master, ask)[broker_name]
 
     def clean(self, broker_name: str, *, dry_run: bool = False) -> CleanResult:
-        """Has the master of a broker group remove now what is old, whatever the hour is.
+        """Has the master of a broker group remove old log segments now, at any hour of the day.
 
         Its other limits count: ``storage.file_reserved_time``, ``storage.delete_files_batch_max``.
 

@@ -196,7 +196,7 @@ class ClusterAdmin(GroupAdmin, NamesrvAdmin):
         Raises:
             BrokerError, TransportError: A broker or name server refused or did not answer; the
                 sentence says where, and how many steps were done before. Plan and carry out again:
-                what is done is left alone then.
+                the new plan leaves out the steps that are done.
         """
         masters, done = self._masters(), 0
         made: dict[str, TopicConfig] = {}

@@ -57,8 +57,8 @@ class BrokerSetup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         topics: By name; no system topics.
         groups: By name.
         drained: Producers have left it.
-        settings: Settings that are not the default, by dotted key, for people: nothing is made of
-            them. None where they were not asked for.
+        settings: Settings that are not the default, by dotted key, for people only: an import does
+            not use them. None where they were not requested.
     """
 
     topics: dict[str, TopicSetup] = {}

@@ -1,4 +1,4 @@
-"""Dead letters: messages that a group could not consume, whatever was tried."""
+"""Dead letters: messages that a group could not consume with all allowed retries."""
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -105,7 +105,7 @@ class DeadLetterFilter(msgspec.Struct, frozen=True, kw_only=True):
         tag: With this tag.
         key: With this key.
         message_ids: With one of these ids, upper case.
-        reason: With this text in the reason, whatever its case.
+        reason: With this text in the reason; case does not matter.
         from_ms: Given up at this time or later, ms since 1970.
         to_ms: Given up at this time or before.
         resent: True for resent ones only, False for others only.
@@ -217,8 +217,8 @@ class DeadLetterClient(QueryClient):
     ) -> Iterator[DeadLetter]:
         """Return the dead letters of a group, broker by broker, oldest first.
 
-        What becomes a dead letter while this runs is left out: so a caller that resends what
-        it gets comes to an end.
+        Messages that become dead letters while this runs are left out, so that a caller that
+        resends the yielded ones comes to an end.
 
         Args:
             group: Consumer group.
@@ -271,8 +271,8 @@ class DeadLetterClient(QueryClient):
     ) -> Iterator[tuple[DeadLetter, ResendResult]]:
         """Gives dead letters another chance, with their number of tries set back.
 
-        Each is resent once, however often that is asked, unless it is forced. A call that fails in
-        the middle can be repeated.
+        Each is resent only once, even if the call is repeated, unless it is forced. A call that
+        fails in the middle can be repeated.
 
         Args:
             group: Consumer group.

@@ -64,16 +64,16 @@ class DelayedMessage(msgspec.Struct, frozen=True):
 class DelayClient(AdminClient):
     """Client that lists and cancels delayed messages, a request at a time, in the caller's thread.
 
-    With the ``SendResult`` use ``Producer.cancel_delayed``, which asks one broker
-    and not all of them. Arguments as of ``AdminClient``.
+    If you have the ``SendResult``, use ``Producer.cancel_delayed``, which sends a
+    request to one broker and not to all. Arguments as of ``AdminClient``.
     """
 
     def waiting(self, topic: str = "", *, max_count: int = 1_000) -> list[DelayedMessage]:
         """Return delayed messages that wait, those that are due next first.
 
-        It reads all that brokers still have of delayed messages, delivered ones too, so it is
-        for people's eyes and not for a program's loop. What is delivered or cancelled meanwhile
-        may still be among them.
+        It reads all delayed messages that brokers still have, delivered ones too, so it is for
+        people and not for a program's loop. Messages that are delivered or cancelled meanwhile
+        may still be in the answer.
 
         Args:
             topic: Only those that go to this physical topic.
@@ -161,7 +161,7 @@ def _left(
 ) -> Iterator[DelayedMessage]:
     """Yield the messages of a batch, if it is of the namespace, that still wait.
 
-    What is damaged waits for nobody.
+    A damaged batch yields none: it cannot be delivered.
     """
     ordinals = [n for n in range(header.message_count) if (header.commitlog_offset, n) not in over]
     if not ordinals:

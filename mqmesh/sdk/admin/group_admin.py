@@ -217,7 +217,7 @@ class GroupAdmin(AdminClient):
     # ---- Looking ---------------------------------------------------------------------
 
     def leases(self, group: str, topic: str = "") -> dict[str, list[LeaseInfo]]:
-        """Return which members of a group hold messages, and what waits to come again, by broker.
+        """Return the leases of a group's members, and messages that wait for a retry, by broker.
 
         Args:
             group: Consumer group that acknowledges each message.
@@ -276,7 +276,7 @@ class GroupAdmin(AdminClient):
         return {name: found for name, found in by_broker.items() if found}
 
     def connections(self, group: str) -> list[ConsumerConnection]:
-        """Return the members of a consumer group, by client id; none if nobody is connected.
+        """Return the members of a consumer group, by client id; none if none is connected.
 
         Raises:
             TransportError, BrokerError: A name server or broker does not answer, or refuses.
@@ -428,15 +428,14 @@ class GroupAdmin(AdminClient):
         """Makes a group on every master, if it is a new one.
 
         Masters that have it with these very settings have them from a former try that failed half
-        way: only the others are asked then, so that repeating the call finishes it.
+        way: only the others get the request then, so that repeating the call finishes it.
 
         Args:
-            config: Wanted.
-            exist_ok: Where somebody made settings of the group they are left as they are, and are
-                no error.
+            config: Wanted settings.
+            exist_ok: Settings of the group that exist are left as they are, and are no error.
 
         Returns:
-            What is now in force, by broker group.
+            Settings that are now in force, by broker group.
 
         Raises:
             InvalidArgument: The name is illegal, or a policy makes no sense.
@@ -462,7 +461,7 @@ class GroupAdmin(AdminClient):
                 of others are left alone then.
 
         Returns:
-            What is now in force, by broker group.
+            Settings that are now in force, by broker group.
 
         Raises:
             InvalidArgument: The name is illegal, or a policy makes no sense.
@@ -487,7 +486,7 @@ class GroupAdmin(AdminClient):
             change: Makes the new settings from those that are in force.
 
         Returns:
-            What is now in force, by broker group.
+            Settings that are now in force, by broker group.
 
         Raises:
             GroupNotFound: No broker knows it.
@@ -509,7 +508,7 @@ class GroupAdmin(AdminClient):
             until_ms: Wall clock of the brokers, ms since 1970; without it, until it is resumed.
 
         Returns:
-            What is now in force, by broker group.
+            Settings that are now in force, by broker group.
 
         Raises:
             GroupNotFound: No broker knows it.
@@ -527,7 +526,7 @@ class GroupAdmin(AdminClient):
             topic: Only that of this topic; empty for all pauses.
 
         Returns:
-            What is now in force, by broker group.
+            Settings that are now in force, by broker group.
 
         Raises:
             GroupNotFound: No broker knows it.
@@ -653,7 +652,7 @@ class GroupAdmin(AdminClient):
     def clone_offset(
         self, source: str, target: str, topic: str = "", *, dry_run: bool = False
     ) -> OffsetMoves:
-        """Lets a group go on where another one is; what the other one never read stays.
+        """Moves a group to the offsets of another one; queues the other never read stay.
 
         Args:
             source: Group to copy from.
@@ -682,7 +681,7 @@ class GroupAdmin(AdminClient):
     def skip_backlog(self, group: str, topic: str = "", *, dry_run: bool = False) -> OffsetMoves:
         """Lets a group go on behind the last message of a topic, or of all its topics.
 
-        What waits for a retry stays, unless its topic is named.
+        Messages that wait for a retry stay, unless their topic is named.
 
         Raises:
             MQMeshError: As for ``reset_offset``.

@@ -99,12 +99,13 @@ class HaAdmin(AdminClient):
     def promote(
         self, broker_name: str, broker_id: int, *, epoch: int = 0
     ) -> PromoteReplicaResponse:
-        """Makes a follower the master of its group; what it has not got is lost to the group.
+        """Makes a follower the master of its group; messages that it lacks are lost to the group.
 
         Args:
             broker_name: Broker group.
             broker_id: Of the follower.
-            epoch: The newest one that the caller saw; another one is an error. 0: whatever it is.
+            epoch: Newest epoch that the caller saw; it is an error if another one is the newest. 0:
+                without this check.
 
         Raises:
             NoRoute: The name servers know no such follower.
@@ -134,11 +135,13 @@ class HaAdmin(AdminClient):
         Args:
             broker_name: Broker group, of replicas that elect their master.
             broker_id: Replica that is to lead, 1 to 64; 0 for the one with most of the log.
-            epoch: The newest one that the caller saw; another one is an error. 0: whatever it is.
+            epoch: Newest epoch that the caller saw; it is an error if another one is the newest. 0:
+                without this check.
 
         Raises:
             NoRoute: The name servers know no master of the group.
-            MessageIllegal: Nobody can take over, or that one cannot; the old master goes on.
+            MessageIllegal: No replica can take over, or the named one cannot; the old master goes
+                on.
             BrokerError, TransportError: The master refuses, or does not answer.
         """
         answer = self._request(
@@ -149,14 +152,15 @@ class HaAdmin(AdminClient):
         return decode_header(SwitchOverResponse, answer.header)
 
     def elect_unclean(self, broker_name: str, broker_id: int, *, epoch: int = 0) -> None:
-        """Has a replica lead that may lack what was acknowledged: what it lacks is lost.
+        """Has a replica lead that may lack acknowledged messages: those that it lacks are lost.
 
         For a group whose replicas in sync are gone for good. It leads soon after this returns.
 
         Args:
             broker_name: Broker group, of replicas that elect their master.
             broker_id: Of the replica, 1 to 64.
-            epoch: The newest one that the caller saw; another one is an error. 0: whatever it is.
+            epoch: Newest epoch that the caller saw; it is an error if another one is the newest. 0:
+                without this check.
 
         Raises:
             NoRoute: The name servers know no such follower.
@@ -191,17 +195,19 @@ class HaAdmin(AdminClient):
     ) -> ChangeVotersResponse:
         """Has a replica belong to a group. Once it is there it is copied, and comes in sync.
 
-        No harm if it does already, so that it can be asked again when no answer came.
+        If it belongs to the group already, nothing changes: the call may be repeated when no answer
+        came.
 
         Args:
             broker_name: Broker group, of replicas that elect their master.
             broker_id: Of the replica, 1 to 64.
-            epoch: The newest one that the caller saw; another one is an error. 0: whatever it is.
+            epoch: Newest epoch that the caller saw; it is an error if another one is the newest. 0:
+                without this check.
 
         Raises:
             NoRoute: The name servers know no master of the group.
             MessageIllegal: Another one comes or goes just now.
-            BrokerNotAvailable: Nothing was changed, or nobody knows yet.
+            BrokerNotAvailable: Nothing was changed, or the outcome is not known yet.
             BrokerError, TransportError: The master refuses, or does not answer.
         """
         return self._change_voters(broker_name, ChangeVotersRequest(broker_id, True, epoch))
@@ -214,12 +220,13 @@ class HaAdmin(AdminClient):
         Args:
             broker_name: Broker group, of replicas that elect their master.
             broker_id: Of the replica, 1 to 64.
-            epoch: The newest one that the caller saw; another one is an error. 0: whatever it is.
+            epoch: Newest epoch that the caller saw; it is an error if another one is the newest. 0:
+                without this check.
 
         Raises:
             NoRoute: The name servers know no master of the group.
             MessageIllegal: It is the master, or too few would be left.
-            BrokerNotAvailable: Nothing was changed, or nobody knows yet.
+            BrokerNotAvailable: Nothing was changed, or the outcome is not known yet.
             BrokerError, TransportError: The master refuses, or does not answer.
         """
         return self._change_voters(broker_name, ChangeVotersRequest(broker_id, False, epoch))
@@ -229,17 +236,18 @@ class HaAdmin(AdminClient):
     ) -> PauseFailoverResponse:
         """Has no replica of a group stand because the master is missed, or again.
 
-        Handing over goes on to work, and a master that comes back leads again. Any replica can be
-        asked, so that it works without a master, too.
+        Handing over goes on to work, and a master that comes back leads again. Any replica serves
+        the request, so that it works without a master, too.
 
         Args:
             broker_name: Broker group, of replicas that elect their master.
-            paused: Nobody is to stand.
-            epoch: The newest one that the caller saw; another one is an error. 0: whatever it is.
+            paused: No replica is to stand; False ends that.
+            epoch: Newest epoch that the caller saw; it is an error if another one is the newest. 0:
+                without this check.
 
         Raises:
             NoRoute: The name servers know no replica of it.
-            MessageIllegal: Its coordinator knows nothing of it; or nobody is elected there.
+            MessageIllegal: The coordinator does not know the group; or no master is elected there.
             BrokerError, TransportError: No replica can do it; the error of the last one.
         """
         (group,) = self._groups(broker_name)
@@ -270,19 +278,19 @@ class HaAdmin(AdminClient):
     ) -> Iterator[LogComparison]:
         """Compares the logs of a group's replicas, as far as they must be the same.
 
-        Those that do not belong to the group, and those that nobody knows, are left out: see
-        ``broker_ids``.
+        Replicas that do not belong to the group, and those that no name server knows, are left out:
+        see ``broker_ids``.
 
         Args:
             broker_name: Broker group.
-            bytes_per_s: So much each replica reads at most, 1 or more.
+            bytes_per_s: Most bytes that each replica reads in a second, 1 or more.
 
         Yields:
             Once for each MiB, and for each difference.
 
         Raises:
             NoRoute: No such group is known.
-            InvalidArgument: There is nobody to compare with, or they have nothing in common.
+            InvalidArgument: There are fewer than two replicas, or their logs have nothing in common.
             BrokerError, TransportError: A replica refuses, or does not answer for 10 s.
         """
         reports = self.ha_status(broker_name)
@@ -296,11 +304,11 @@ class HaAdmin(AdminClient):
         """Return the settings of replication that a cluster has for all of its replicas.
 
         Args:
-            broker_name: A replica of this group is asked; one that elects its master by default.
+            broker_name: Group whose replica answers; one that elects its master by default.
 
         Raises:
             NoRoute: No broker is known, or none of that group.
-            MessageIllegal: Nobody is elected there.
+            MessageIllegal: No master is elected there.
             BrokerError, TransportError: No replica can answer; the error of the last one.
         """
         return self._settings_of(broker_name)[1]
@@ -308,16 +316,17 @@ class HaAdmin(AdminClient):
     def change_cluster_settings(
         self, changes: Mapping[str, str | None], broker_name: str = "", *, version: int = 0
     ) -> HaSettings:
-        """Changes them: replicas use them within seconds, whatever their own settings say.
+        """Changes the settings of a cluster; replicas use them in place of their own in seconds.
 
         Args:
-            changes: New values by name, as they are written in a broker's settings; None for what
-                shall be each replica's own again.
+            changes: New values by name, as they are written in a broker's settings; None for
+                settings that shall be each replica's own again.
             broker_name: As for ``cluster_settings``.
-            version: Version that the caller saw; another one is an error. 0: whatever it is.
+            version: Version that the caller saw; it is an error if they have another one. 0:
+                without this check.
 
         Returns:
-            All of them.
+            All settings of the cluster.
 
         Raises:
             NoRoute: No broker is known, or none of that group.

@@ -1,4 +1,4 @@
-"""JSON Schema, as far as schemas of bodies need it: what msgspec and pydantic write. Pure."""
+"""JSON Schema, as far as schemas of bodies by msgspec and pydantic need it. Pure."""
 
 import math
 import re

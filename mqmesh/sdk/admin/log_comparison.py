@@ -1,8 +1,8 @@
 """Comparison of the logs of a group's replicas: the same bytes up to where they must be.
 
-A range at a time is read by each replica, which returns a checksum of it. Where these differ the
-range is halved until one record is left. What all may differ in is left out: what is behind the
-shortest log, and what a failover may take back.
+Each replica reads one range at a time and returns its checksum. Where checksums differ the range is
+halved until one record is left. Parts in which logs may differ are left out: those behind the end
+of the shortest log, and those that a failover may take back.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -29,7 +29,7 @@ from mqmesh.protocol.replication import (
 )
 
 PATIENCE: Final = 20
-"""A replica that does not answer is asked so often, with pauses."""
+"""Number of requests to a replica that does not answer, with pauses between them."""
 PAUSE_S: Final = 0.5
 
 Ask = Callable[[str, RequestCode, bytes], Command]
@@ -98,13 +98,13 @@ def compare_logs(
         ask: Sends a request to an endpoint.
         endpoints: Of the replicas, with a name for people; the first one is the leader.
         pause: Lets the calling thread sleep.
-        bytes_per_s: So much each of them reads at most.
+        bytes_per_s: Most bytes that each of them reads in a second.
 
     Yields:
         Once for each range, and for each difference.
 
     Raises:
-        InvalidArgument: There is nobody to compare with, or they have nothing in common.
+        InvalidArgument: There are fewer than two replicas, or their logs have nothing in common.
         BrokerError, TransportError: A replica refuses, or does not answer for 10 s.
     """
     found = [(where, read_epochs(ask, where)) for where in endpoints.values()]

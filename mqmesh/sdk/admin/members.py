@@ -62,7 +62,7 @@ class MemberClient(QueryClient, GroupAdmin):
             client_id: Member; ``connections`` lists them.
 
         Returns:
-            What came of it within 10 s.
+            Result of the delivery within 10 s.
 
         Raises:
             InvalidArgument: That is no id, or there is no such message.

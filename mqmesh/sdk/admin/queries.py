@@ -53,7 +53,7 @@ class QueryResult(msgspec.Struct, frozen=True):
 
     Attributes:
         messages: Newest first.
-        more: There are further ones than were asked for.
+        more: There are more messages than requested.
         notes: By broker group, why its part of the answer may lack messages; empty when the
             answer is whole.
         hidden: Copies that were found in topics of the system, where a delayed message waits,
@@ -69,8 +69,8 @@ class QueryResult(msgspec.Struct, frozen=True):
 class QueryClient(AdminClient):
     """Client that looks messages up, one request at a time, in the caller's thread.
 
-    A message is found as soon as its sending was acknowledged. What a broker's index does not
-    cover at the moment, because it is being made, is reported in ``QueryResult.notes``.
+    A message is found as soon as its sending was acknowledged. ``QueryResult.notes`` reports parts
+    of the log that a broker's index does not cover yet, because it is being made.
     """
 
     def by_id(
@@ -122,7 +122,7 @@ class QueryClient(AdminClient):
 
         Raises:
             InvalidArgument: An illegal topic, key, time or count.
-            TopicNotFound: Nobody knows the topic.
+            TopicNotFound: The topic does not exist.
             TransportError, BrokerError: No broker could answer.
         """
         check_topic(topic)
@@ -178,7 +178,7 @@ class QueryClient(AdminClient):
 
         Raises:
             InvalidArgument: An illegal topic or number, or several brokers carry the topic.
-            TopicNotFound: Nobody knows the topic.
+            TopicNotFound: The topic does not exist.
             OffsetIllegal: The queue has no message there.
             TransportError, BrokerError: The broker does not answer, or refuses.
         """

@@ -56,7 +56,7 @@ class ReplayClient(SearchClient):
         """Copies messages of a topic, where they are, for one group or into another topic.
 
         They keep their ids, keys and properties. Messages that come meanwhile are not copied. After
-        an error, what was copied stays; a call that is repeated copies it again.
+        an error the copies stay; a repeated call makes them again.
 
         Args:
             topic: Topic to read.

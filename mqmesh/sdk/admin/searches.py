@@ -61,9 +61,9 @@ class SearchResult(msgspec.Struct, frozen=True):
 
     Attributes:
         messages: Newest first.
-        looked: Messages that were looked at.
-        total: Messages of the queues and the time that were asked for; the search ended early if
-            fewer were looked at.
+        looked: Number of messages that were looked at.
+        total: Number of messages in the requested queues and time; the search ended early if fewer
+            were looked at.
         unreadable: Batches that cannot be decoded.
     """
 
@@ -109,7 +109,7 @@ class SearchClient(QueryClient):
 
         Raises:
             InvalidArgument: An illegal topic, expression or number.
-            TopicNotFound: Nobody knows the topic.
+            TopicNotFound: The topic does not exist.
             TransportError, BrokerError: A broker does not answer, or refuses.
         """
         check_topic(topic)

@@ -1,4 +1,4 @@
-"""Message trace: who sent a message, who consumed it, when, how long, with what result."""
+"""Message trace: producer and consumers of a message, with times, durations and results."""
 
 import enum
 import re
@@ -64,7 +64,7 @@ class TraceSpan(msgspec.Struct, frozen=True):
         message_type: ``NORMAL``, ``HALF``, ``COMMIT``, ``DELAY`` or ``ORDER``; "" of consumers and
             recalls.
         retry_times: Number of times it was sent back before.
-        from_check: The broker had asked how the transaction ended.
+        from_check: The decision answers a check of the broker.
     """
 
     kind: SpanKind
@@ -88,9 +88,9 @@ class MessageSpans(msgspec.Struct, frozen=True):
 
     Attributes:
         message_id: Its id.
-        spans: By time; none when nobody has traced it, or its trace is gone.
-        notes: By broker group, why something may be missing.
-        strange: Records in its trace messages that nobody can read.
+        spans: Spans by time; none if no client traced the message, or its trace is gone.
+        notes: Reasons why something may be missing, by broker group.
+        strange: Number of unreadable records in its trace messages.
     """
 
     message_id: str
@@ -144,7 +144,7 @@ class TraceClient(TrackClient):
 
         Raises:
             InvalidArgument: An illegal topic, key or number.
-            TopicNotFound: Nobody knows the topic, and there is no trace of such a message either.
+            TopicNotFound: The topic does not exist, and there is no trace of such a message either.
             TransportError, BrokerError: No broker could answer.
         """
         check_topic(topic)
@@ -189,7 +189,7 @@ def _spans(records: list[tuple[TraceRecord, str]]) -> list[TraceSpan]:
             spans.append(_consumed(one, ends.pop((one.request_id, one.message_id), None), client))
         elif one.kind is not TraceKind.SUB_AFTER:
             spans.append(_sent(one, one.client_host or client))
-    # What has an end alone began before as much as it took.
+    # A span with an end alone began at its end minus its duration.
     writers = {(one.request_id, one.message_id): client for one, client in records}
     for key, end in ends.items():
         begin = msgspec.structs.replace(end, time_ms=max(end.time_ms - end.cost_ms, 0))

@@ -105,7 +105,7 @@ class TrackClient(QueryClient, GroupAdmin):
             message_id: 32 hex digits, from ``SendResult`` or ``StoredMessage``.
 
         Returns:
-            What is known; no copies if no broker has the message any more.
+            The track; without copies if no broker has the message any more.
 
         Raises:
             InvalidArgument: That is no message id.

@@ -28,7 +28,7 @@ class HalfMessage(msgspec.Struct, frozen=True):
     Attributes:
         broker_name: Broker group that holds it.
         info: Its broker's record of it.
-        message: Its contents, None where only a list was asked for.
+        message: Its contents, None in a list.
     """
 
     broker_name: str
@@ -37,7 +37,7 @@ class HalfMessage(msgspec.Struct, frozen=True):
 
     @property
     def is_parked(self) -> bool:
-        """True after the last allowed check, in vain; no producer is asked any more."""
+        """True after the last allowed check, in vain; the broker sends no more checks."""
         return self.info.state == HalfState.PARKED
 
 

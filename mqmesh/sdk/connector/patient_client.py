@@ -114,7 +114,7 @@ class PatientClient(QueryClient):
         """Return queues of a topic that may be read, sorted.
 
         Raises:
-            TopicNotFound: Nobody knows the topic.
+            TopicNotFound: The topic does not exist.
             RequestTimeout: No name server answered in time.
         """
         return self._routes(topic).subscribe_queues(topic)

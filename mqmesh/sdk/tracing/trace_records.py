@@ -98,7 +98,7 @@ class TraceRecord(msgspec.Struct, frozen=True, gc=False):
         context_code: One of ``ContextCode``.
         transaction_id: Of the transaction.
         state: ``COMMIT_MESSAGE``, ``ROLLBACK_MESSAGE`` or ``UNKNOW``.
-        from_check: The broker had asked for the decision.
+        from_check: The decision answers a check of the broker.
         client_host: Its writer, where the record says so.
     """
 

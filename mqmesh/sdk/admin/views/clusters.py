@@ -50,7 +50,8 @@ class MemberView(msgspec.Struct, frozen=True, kw_only=True):
         version: mqmesh's; "" if it does not answer.
         pid: Process number; 0 if it does not answer.
         uptime_ms: Since its start.
-        in_per_s: Messages stored a second; absent, as all that follows, unless it was asked for.
+        in_per_s: Messages stored a second; this field and the following ones are absent unless they
+            were requested.
         out_per_s: Messages handed out a second.
         in_today: Messages stored since midnight (UTC).
         in_yesterday: Messages stored on the day before.
@@ -476,7 +477,7 @@ def broker_settings_view(
         DifferingSettingView(broker_id=other, key=one.key, value=_decoded(one.value))
         for other in others
         for one in replicas[other]
-        # What is each replica's own is no difference.
+        # Settings that each replica has for itself are no difference.
         if one.is_changeable and one.value != values.get(one.key)
     ]
     return BrokerSettingsView(

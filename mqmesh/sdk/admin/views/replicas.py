@@ -151,7 +151,7 @@ class GroupChangeView(msgspec.Struct, frozen=True, kw_only=True):
         epoch: Epoch from which it is so; absent if that is not known.
         offset: Commit-log offset at which it begins; absent if that is not known.
         voters: Replicas that belong to the group; absent if that did not change.
-        paused: Nobody is elected; absent if that did not change.
+        paused: No master is elected; absent if that did not change.
     """
 
     broker_name: str

@@ -46,7 +46,7 @@ class TopicView(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         topic: Name.
         brokers: Its settings, by broker.
-        groups: Groups that read it; absent where nobody asked for them.
+        groups: Groups that read it; absent unless they were requested.
     """
 
     topic: str
@@ -70,7 +70,7 @@ class MisfitView(msgspec.Struct, frozen=True, kw_only=True):
     """A message that does not fit the schema of its topic.
 
     Attributes:
-        reason: What is wrong, and where.
+        reason: Description of the misfit, with its place in the body.
     """
 
     message_id: str
