@@ -2,9 +2,9 @@
 
 Most messages of a busy producer join a batch that is open already. In Python that costs 2 us each,
 and 8 with tag, keys and properties, nearly all of it the interpreter's own; ``native/admission.c``
-does the same in 0.15 us, for messages that are not delayed. What it cannot decide, it leaves to the
-careful way, as the plain classes here do with all but the plainest messages. Without a compiler
-everything works, more slowly.
+does the same in 0.15 us, for messages that are not delayed. It leaves other messages to the careful
+way, as the plain classes here do with all but the plainest ones. Without a compiler everything
+works, more slowly.
 """
 
 import _thread

@@ -130,7 +130,7 @@ class BatchCodec:
         try:
             batch.encoded = self._parts(batch, payload)
         except Exception as error:
-            # Whatever it is: a batch that is taken must have its outcome.
+            # After any error: a batch that is taken must have its outcome.
             raise InvalidArgument(f"the messages cannot be sent as one batch: {error}") from error
         return batch.encoded
 
@@ -171,7 +171,7 @@ class BatchCodec:
             attributes |= Attributes.HAS_DELAY
             meta = DelayedMeta(*facts)
         if batch.ttl_ms:
-            # What is delayed lives from its delivery on, which the broker knows.
+            # The time to live of delayed messages begins at their delivery, which the broker knows.
             expires_ms = -batch.ttl_ms if batch.delay else batch.born_timestamp + batch.ttl_ms
             attributes |= Attributes.HAS_EXPIRY
             meta = ExpiringMeta(*facts, expires_ms=min(expires_ms, MAX_TIMESTAMP_MS))

@@ -44,7 +44,7 @@ def explicit_batch(
             for one batch.
     """
     if type(messages) is list:
-        # What another thread does with the list must not make a batch of this and that.
+        # A copy, since another thread may change the list meanwhile.
         messages = messages[:]
     payload = codec.at_once(messages, max_message_size, is_one=True)
     if payload is not None:

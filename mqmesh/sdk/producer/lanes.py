@@ -44,8 +44,8 @@ class PendingBatch(msgspec.Struct, eq=False):
         lane: Lane where it is in flight, None while it is in no request and waits for no retry.
         attempts: Number of sends that count.
         producer_id, first_sequence: Of its first message; -1 for none yet.
-        born_timestamp: When these were given to it. All three stay whatever queue it goes to, so
-            that the same ids never stand for different bytes in one queue.
+        born_timestamp: Time when it got these. All three stay if the batch goes to another queue,
+            so that the same ids never stand for different bytes in one queue.
         encoded: All of it, as it goes to ``queue``.
         cause: Why it had to be sent again last.
         doubt: The error that left it unknown whether a broker has stored the batch.
@@ -53,7 +53,7 @@ class PendingBatch(msgspec.Struct, eq=False):
         holders: Brokers that may have stored it.
         stays_until_ms: Monotonic time before which it is repeated at its broker group only.
         outcome, error: Result of the batch; one of them when it is done.
-        event: Set when it is done, if somebody waits.
+        event: Set when it is done, if a thread waits for it.
         callbacks: To be called then.
     """
 
@@ -130,12 +130,12 @@ class PendingBatch(msgspec.Struct, eq=False):
             try:
                 callback()
             except BaseException:
-                # Whatever it is, SystemExit too, the others must be called.
+                # After any error, SystemExit too, the other callbacks must be called.
                 _log.error("a callback of a send failed", exc_info=error_to_log())
 
 
 class PlainOpenBatch:
-    """The open batch of a lane: what may join it. Guarded by the buffer's lock.
+    """The open batch of a lane, which messages may join. Guarded by the buffer's lock.
 
     Args:
         pending: The batch that it is to be.

@@ -211,8 +211,9 @@ class Producer:
 
         It may be started again.
 
-        What has no outcome by then ends with ``ClientClosed``, before this returns unless it is
-        called by a callback, and is logged. The end of the program closes what nobody closed.
+        Sends without an outcome by then end with ``ClientClosed``, before this returns unless it is
+        called by a callback, and are logged. A producer that was not closed is closed at the end of
+        the program.
         """
         if self._state == "forked":
             return  # the parent may have held any lock
@@ -280,8 +281,8 @@ class Producer:
             arg: For the selector.
             priority: Of a topic with priorities, from 0, the lowest, which is that of messages
                 without one: chooses among the queues of that priority.
-            ttl_ms: Time that the message lives, from 1 to 40 years; nobody gets it afterwards. One
-                that is delayed lives so long from its delivery on. None for no limit. The topic
+            ttl_ms: Time that the message lives, from 1 to 40 years; no consumer gets it afterwards.
+                A delayed message lives so long from its delivery on. None for no limit. The topic
                 has to allow it (``message_ttl``).
             timeout_ms: In place of ``send_msg_timeout_ms``.
             wait_store: Wait for disk and replicas as the broker's mode says. If not, SEND_OK says
@@ -352,7 +353,7 @@ class Producer:
         """
         # Each named keyword of a function costs 10 ns a call, a tenth of a join.
         if on_done is None and not choice:
-            # Nobody needs to look at the state: what is not running lets nothing join.
+            # The state need not be checked: a producer that does not run lets no message join.
             joined = self._join(message)
             if joined is not None:
                 return joined
@@ -421,8 +422,8 @@ class Producer:
             on_done: As for ``send_async``.
 
         Raises:
-            InvalidArgument, NoRoute, ClientClosed, QueueFull: As for ``send_async``. What only
-                just does not fit into one batch is reported by the future.
+            InvalidArgument, NoRoute, ClientClosed, QueueFull: As for ``send_async``. The future
+                reports messages that only just do not fit into one batch.
         """
         if self._state != "running":
             self._refuse()
@@ -454,7 +455,7 @@ class Producer:
         deadline_ms = self._deadline(timeout_ms)
         queue = sent.message_queue
         if self._engine.routes.address(queue.broker_name) is None:
-            # A topic that the send made just now may not have a route yet: asked only in need.
+            # A topic that the send made just now may not have a route yet.
             self._engine.wait_route(queue.topic, max(deadline_ms - self._now_ms(), 1))
         left_ms = max(deadline_ms - self._now_ms(), 1)
         header = encode_header(CancelDelayedRequest(sent.producer_id, sent.sequence))
@@ -547,7 +548,7 @@ class Producer:
                 the request said it would wait.
 
         Returns:
-            True when the requester has the reply; False when nobody waits for it any more.
+            True when the requester has the reply; False when it does not wait any more.
 
         Raises:
             InvalidArgument: The message is no request, or the reply is illegal.
@@ -587,7 +588,7 @@ class Producer:
         return self._replies.send(request, reply, deadline_ms)
 
     def metrics(self) -> Readings:
-        """Metrics: what this producer has counted and measured until now; from any thread.
+        """Return the metrics of this producer; from any thread.
 
         ``producer.metrics().number("sends_total", "orders", "SEND_OK")``; all are in
         docs/reference/metrics.md.
@@ -601,7 +602,7 @@ class Producer:
 
     @property
     def late_replies(self) -> int:
-        """Replies that came when nobody waited for them any more; they were dropped."""
+        """Replies that came after the end of their wait; they were dropped."""
         return self._requests.late_replies
 
     @property
@@ -719,7 +720,7 @@ class Producer:
             )
             self._sender.added(lane)
         except BaseException:
-            # Also Ctrl-C: what joins an open batch trusts that this was done when it was opened.
+            # Also after Ctrl-C: senders that join an open batch rely on this call at its opening.
             self._sender.schedule()
             raise
         return future

@@ -20,8 +20,8 @@ class ProducerOptions(TracingOptions, frozen=True, kw_only=True, forbid_unknown_
             group would store it again. 0 for not at all.
         retry_times_when_send_failed: Further tries of a synchronous send after the first.
         retry_times_when_send_async_failed: The same for asynchronous ones.
-        retry_another_broker_when_not_store_ok: Send again, to another broker, what was not
-            flushed or replicated in time; may duplicate.
+        retry_another_broker_when_not_store_ok: Send messages again, to another broker, that were
+            not flushed or replicated in time; may duplicate.
         send_latency_fault_enable: Avoid brokers that were slow or failed, for a while.
         max_message_size: Of one body, in bytes; the broker has the last word.
         compress_msg_body_over_how_much: Compress batches whose messages are on average at

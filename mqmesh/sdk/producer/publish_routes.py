@@ -94,8 +94,8 @@ class PublishRoutes:
         """Return the lanes of a topic; wait for its route if need be.
 
         Raises:
-            NoRoute: No broker is known that would take messages of the topic; at once where
-                nobody may write to it, and in the client loop, which cannot wait.
+            NoRoute: No broker is known that would take messages of the topic; at once where none
+                may be written to, and in the client loop, which cannot wait.
         """
         lanes = self.topics.get(topic)
         if lanes is not None:
@@ -106,7 +106,7 @@ class PublishRoutes:
         with self._lock:
             lanes = self.topics.get(topic)
             if lanes is None:
-                # The routes may have changed since; then nobody has notified us, so look again.
+                # A change of routes before these lanes exist does not reach them: so look again.
                 queues = self._engine.routes.publish_queues(topic) or queues
                 index = self._engine.transport.random.getrandbits(16)
                 lanes = self.topics[topic] = self._make_lanes(queues, index)
@@ -255,7 +255,7 @@ class PublishRoutes:
             left_ms = deadline_ms - clock.monotonic_ms()
             self._engine.transport.pause(max(min(left_ms, POLL_MS), 0) / 1_000)
         if isinstance(why.__cause__, TopicNotFound):
-            # Else name servers would be asked each second, for ever, for a name mistyped once.
+            # Else the client would request the route of a mistyped name each second, for ever.
             self._engine.post(lambda: self._forget(topic))
         raise NoRoute(str(why)) from why
 
@@ -282,7 +282,7 @@ class PublishRoutes:
         route = self._engine.routes.route(topic)
         forbidden = "" if queues or route is None else why_not_writable(route)
         if forbidden:
-            raise NoRoute(forbidden)  # the route was asked for just now; time changes nothing
+            raise NoRoute(forbidden)  # the route is fresh; to wait changes nothing
         return queues, NoRoute(f"topic {topic!r} has no queue that may be written to")
 
     def _pattern_queues(self, topic: str, deadline_ms: int) -> tuple[MessageQueue, ...]:

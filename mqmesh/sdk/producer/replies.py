@@ -76,7 +76,7 @@ def make_reply(
 
 def time_to_live_ms(request: Message) -> int | None:
     """Return how long the requester waits from the sending on; None when it does not say."""
-    # Anybody may write the property, so it may hold anything.
+    # Any producer may set the property, so its text may be no number.
     text = request.property(PROPERTY_TTL, "") or ""
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else None
 
@@ -95,13 +95,13 @@ class _Reply(msgspec.Struct, eq=False):
 
 
 class Replies:
-    """Replies that nobody has taken yet: where each is tried next, and its outcome.
+    """Replies that their requesters have not taken yet: next broker and outcome of each.
 
     A reply goes through the broker that the request came through, because there the requester
     is connected; when that broker is away, the others of the topic are tried.
 
     Args:
-        engine: The replying client's engine; asked, and never sent anything.
+        engine: The replying client's engine; only read, nothing is sent by it here.
         most: Replies that may wait at a time.
     """
 
@@ -231,7 +231,7 @@ class Replies:
 
 
 class ReplySender:
-    """Sender of replies, each again and again until somebody took it or its time is over.
+    """Sender of replies; repeats each until the requester took it or its time is over.
 
     Args:
         engine: The replying client's engine.
@@ -252,7 +252,7 @@ class ReplySender:
             deadline_ms: By the engine's monotonic clock.
 
         Returns:
-            Whether somebody took it, when that is known.
+            Future that says whether the requester took it.
 
         Raises:
             QueueFull: Too many are on their way.

@@ -65,7 +65,7 @@ class Requests:
         most: Requests that may wait at a time.
 
     Attributes:
-        late_replies: Replies that came when nobody waited for them any more.
+        late_replies: Number of replies that came after the end of their wait.
     """
 
     def __init__(self, engine: ClientEngine, most: int) -> None:

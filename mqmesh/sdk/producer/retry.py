@@ -20,7 +20,7 @@ from mqmesh.errors import (
 )
 
 BACKOFF_MS: Final = 100
-"""Pause before the same broker is asked again after it refused."""
+"""Pause before a send is repeated at a broker that refused it."""
 
 
 class SendFailure(enum.Enum):

@@ -1,8 +1,8 @@
 """Messages on their way out: they join batches here, and leave from the lanes of their queues.
 
-While batches of a queue are in flight, what comes next for it gathers in the next batch; so batches
-grow with the load by themselves and cost no waiting. A queue is in one request at a time, so a
-retry can never be overtaken by what was sent after it.
+While batches of a queue are in flight, new messages for it gather in the next batch; so batches
+grow with the load by themselves and cost no waiting. A queue is in one request at a time, so later
+messages can never overtake a retry.
 """
 
 from collections import deque

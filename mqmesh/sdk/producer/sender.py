@@ -285,8 +285,9 @@ class Sender:
         At the end of the client loop.
 
         Args:
-            error: Error for those who wait.
-            whose: Owner's name in the log, which reports losses also where nobody waits.
+            error: Error for callers that wait.
+            whose: Owner's name in the log, which reports all losses, also of sends without a
+                waiting caller.
         """
         self.take_posted(error)
         self._outbox.close(error)
@@ -298,7 +299,7 @@ class Sender:
             _log.error("%s: messages that may not be stored: %s: %s", whose, what, error)
 
     def _watch_linger(self) -> None:
-        # First forgotten, and then looked for: who adds something meanwhile watches in vain.
+        # Reset first: a batch that is added meanwhile then starts a watch of its own.
         self._watches_linger = False
         now_ms = self._engine.loop.clock.monotonic_ms()
         due_ms = self._buffer.end_linger(now_ms)
