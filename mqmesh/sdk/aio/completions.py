@@ -178,7 +178,7 @@ class Completions:
         try:
             self.loop.call_soon_threadsafe(self._flush)
         except RuntimeError:
-            # The event loop was closed: nobody waits any more.
+            # The event loop was closed: no task waits any more.
             with self._lock:
                 self._done.clear()
 

@@ -112,8 +112,8 @@ class _InnerPullConsumer(BlockingPullConsumer):
 class PullConsumer(_Consumer):
     """Pull consumer for coroutines; names and meaning as in ``mqmesh.PullConsumer``.
 
-    Besides polling it can be iterated, and a message is done when the next one is asked for, unless
-    ``auto_commit`` is off::
+    Besides polling it can be iterated, and a message is done when the loop gets the next one,
+    unless ``auto_commit`` is off::
 
         async with PullConsumer("audit") as consumer:
             await consumer.subscribe("orders")
@@ -136,7 +136,7 @@ class PullConsumer(_Consumer):
 
     def _begin(self) -> None:
         self._arrived = asyncio.Event()
-        # Of the iteration: what was polled and not yet asked for, and what is done of it.
+        # Messages of the iteration: those polled and not yet given out, and those that are done.
         self._polled: deque[StoredMessage] = deque()
         self._current: StoredMessage | None = None
         self._done: list[StoredMessage] = []
@@ -292,11 +292,11 @@ class PullConsumer(_Consumer):
     def _wake(self) -> None:
         loop = self._loop
         if loop is None:
-            return  # it is closed, or about to begin: nobody waits
+            return  # it is closed, or about to begin: no task waits
         try:
             loop.call_soon_threadsafe(self._arrived.set)
         except RuntimeError:
-            return  # the event loop was closed: nobody waits any more
+            return  # the event loop was closed: no task waits any more
 
     def _finish_current(self) -> None:
         if self._current is not None:

@@ -183,8 +183,8 @@ class Producer:
         self._here()
 
     def _must_wait(self, message: Message) -> bool:
-        # What may wait, for a first route or for room, must not hold up the event loop. What is
-        # no message is left to the send, which says what is wrong with it.
+        # A send that may wait, for a first route or for room, must not hold up the event loop. An
+        # object that is no message is left to the send, which raises the error.
         if not isinstance(message, Message) or not isinstance(message.topic, str):
             return False
         return message.topic in self._lines or not self._inner.can_send(message.topic)
@@ -222,11 +222,11 @@ class Producer:
                     await asyncio.to_thread(self._inner.can_send, topic, wait=True)
                 else:
                     line[0].set_result(None)
-                    # It sends now, and only then nobody can overtake it any more.
+                    # It sends now; only afterwards no other sender can overtake it.
                     await asyncio.sleep(0)
                     line.popleft()
         except Exception as error:
-            # What is missing is missing for all of them.
+            # The error is the same for all that wait.
             for turn in line:
                 if not turn.done():
                     turn.set_exception(error)

@@ -92,7 +92,7 @@ class Transaction:
         await asyncio.to_thread(self._inner.commit)
 
     async def rollback(self) -> None:
-        """Ends the transaction: nobody ever sees the message; errors as of ``commit``."""
+        """Ends the transaction: no consumer ever sees the message; errors as of ``commit``."""
         await asyncio.to_thread(self._inner.rollback)
 
 

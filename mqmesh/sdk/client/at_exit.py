@@ -1,9 +1,9 @@
-"""Closing, at the program's end, of what nobody closed, so that nothing is lost silently.
+"""Closes clients that a program left open at its end, so that no message is lost silently.
 
-The interpreter waits for threads that are no daemons, then calls what ``atexit`` knows, and only
-then stops daemons such as a client loop. So whatever the program sent is in a buffer by then,
-and can still leave. Children of ``multiprocessing`` end without ``atexit`` (before Python 3.13);
-they call finalizers of their own.
+The interpreter waits for threads that are no daemons, then calls the functions of ``atexit``, and
+only then stops daemons such as a client loop. So all messages that the program sent are in a buffer
+by then, and can still leave. Children of ``multiprocessing`` end without ``atexit`` (before Python
+3.13); they call finalizers of their own.
 """
 
 import atexit
@@ -14,7 +14,7 @@ from multiprocessing.process import parent_process
 from typing import Final, Protocol
 
 _LAST: Final = -1_000
-"""Priority among the finalizers of a child: what others finalize may still send."""
+"""Priority among the finalizers of a child: objects that others finalize may still send."""
 
 _log = logging.getLogger(__name__)
 

@@ -36,7 +36,7 @@ class BrokerConnections:
         transport: Of the client.
         routes: Addresses of brokers.
         use_ipc: Reach brokers of this machine by their Unix sockets.
-        stand_ins: Where a master is gone, and nobody else is elected, a follower will do.
+        stand_ins: Connect to a follower where the master is gone and no other one is elected.
         closed: True when nothing may be connected to any more.
         on_command: Called with commands that a broker sends by itself, with the broker's name.
         on_up: Called when the connection to a broker was made.
@@ -146,7 +146,7 @@ class BrokerConnections:
                 self.connection(name)
 
     def tidy(self) -> None:
-        """Now and then: lets go what nobody needs, and takes better ways that are there again."""
+        """Closes unneeded connections, and reconnects those that have a better endpoint again."""
         for name, one in list(self._connections.items()):
             address = self._address(name)
             if one.in_flight or address is None:

@@ -50,10 +50,10 @@ class ClientEngine:
         on_command: Called with commands that a broker sends by itself, with the broker's name.
         on_broker: Called when the connection to a broker was made or broke.
         on_heartbeat: Called with a broker's answer to a heartbeat, or why it refused it.
-        stand_ins: Where a master is gone, and nobody else is elected, a follower is asked.
+        stand_ins: Use a follower where the master is gone and no other one is elected.
         on_end: Called last in the client loop, after ``close`` or when the thread dies;
             no callback comes after it.
-        transport: The world, with a loop that nobody else uses; ZeroMQ by default.
+        transport: The world, with a loop of this client alone; ZeroMQ by default.
 
     Attributes:
         namespace: Of the client; "" for none.
@@ -233,7 +233,7 @@ class ClientEngine:
         return value
 
     def wait_route(self, topic: str, timeout_ms: int, *, fresh: bool = False) -> TopicRoute:
-        """Return the route of a topic, asked for if it is not known; from other threads.
+        """Return the route of a topic, requested if it is not known; from other threads.
 
         Args:
             topic: Topic.

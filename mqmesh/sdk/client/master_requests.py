@@ -24,7 +24,7 @@ class MasterRequests:
         loop: The client loop.
         routes: Masters that are known.
         brokers: The connections to them.
-        closed: True when nothing is asked any more.
+        closed: Returns True when no request is sent any more.
     """
 
     def __init__(
@@ -48,12 +48,13 @@ class MasterRequests:
         header: bytes,
         timeout_ms: int,
     ) -> None:
-        """Asks a broker group's master.
+        """Sends a request to a broker group's master.
 
-        Who is no master refuses it: then it is asked of the one that he names, at once, or asked
-        again until there is one; but for sends and commits, of which their sender must know that
-        they may be stored. Every outcome, bad or good, goes to ``on_done``, and never before this
-        returns; only when the client is closed it may be that none comes any more.
+        A replica that is not the master refuses it. The request is then repeated: at once if the
+        refusal names a newer master, else after a pause, until there is one or the time is over.
+        Sends and commits are not repeated, because their sender must know that they may be stored.
+        Every outcome, bad or good, goes to ``on_done``, never before this returns. When the client
+        is closed, there may be none.
         """
         clock, epoch = self._loop.clock, self._routes.epoch(broker_name)
         until_ms = clock.monotonic_ms() + timeout_ms
@@ -93,5 +94,5 @@ class MasterRequests:
 
     def _moved(self, broker_name: str) -> MQMeshError:
         what = f"broker {broker_name} has moved; whether the request was carried out is unknown"
-        # Where masters are replaced nobody failed: the new one is asked again.
+        # Where masters are replaced this is no failure: the new master gets the request.
         return NotMaster(what) if self._routes.epoch(broker_name) else EndpointUnreachable(what)

@@ -51,12 +51,12 @@ class ClientOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     Attributes:
         namesrv_addr: ``host:port`` of each name server, as a list or as a text, separated by
             commas or semicolons; an IPv6 address stands in brackets, ``[::1]:9876``.
-        instance_name: Part of the client id, for the administrator's eyes.
-        poll_name_server_interval_ms: Routes are asked for again after this, as the safety
+        instance_name: Part of the client id, for administrators.
+        poll_name_server_interval_ms: Routes are requested again after this, as the safety
             net below the name servers' hints.
         missing_route_interval_ms: The same while a topic has no route.
         heartbeat_broker_interval_ms: Between heartbeats to brokers in use.
-        namesrv_timeout_ms: For one answer of one name server, before the next one is asked.
+        namesrv_timeout_ms: For one answer of one name server, before the next one is tried.
         use_ipc: Prefer a broker's Unix socket when it runs on this machine.
         zone: Location of the client, such as the name of a data centre. Its consumers read from
             replicas of the same ``ha.zone``, where there are any.

@@ -147,8 +147,8 @@ class RequestOutbox:
     Args:
         network: Where requests go.
         source: Makes the requests and judges the answers.
-        max_in_flight: Requests in flight a broker. More would not be faster: what waits
-            meanwhile makes the next request larger.
+        max_in_flight: Requests in flight a broker. More would not be faster: messages that wait
+            meanwhile make the next request larger.
         turns: Notes pumps, planned and under way.
     """
 
@@ -193,7 +193,7 @@ class RequestOutbox:
             except ClientClosed:
                 return  # the closing thread ends what waits
             except BaseException:
-                self._turns.planned = False  # Ctrl-C: nobody would plan one any more
+                self._turns.planned = False  # Ctrl-C: else no pump would be planned any more
                 raise
 
     def post(self, event: Event) -> None:
@@ -223,7 +223,7 @@ class RequestOutbox:
         """End with the client loop: nothing is sent any more, and nothing is left open.
 
         Args:
-            error: The answer to what is at brokers. What was to come later comes now.
+            error: Answer to the requests that are at brokers. Planned events come now.
         """
         flying, self._flying = self._flying, {}
         events: deque[Event] = deque(partial(request.on_answer, error) for request in flying)
@@ -316,8 +316,8 @@ class RequestOutbox:
     # ---- Brokers without a connection ----------------------------------------------------
 
     def _wait_for(self, broker_name: str) -> None:
-        # What is to be sent waits at the source, not in a request: there it grows, may still
-        # go to another broker, and ends by its own deadline.
+        # Messages for the broker wait at the source, not in a request: there a batch may grow, go
+        # to another broker, and end by its own deadline.
         self._absent.add(broker_name)
         if not self._watching:
             self._watching = True

@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 class ReplicaConnections:
     """The connection to each follower that is read from; in the client loop.
 
-    Nobody waits for a follower that cannot be reached: the master has everything.
+    No request waits for an unreachable follower: the master has all messages.
 
     Args:
         transport: Of the client.

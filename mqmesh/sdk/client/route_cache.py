@@ -176,7 +176,7 @@ class RouteCache:
 
 
 def why_not_writable(route: TopicRoute) -> str:
-    """Return why nobody may write to a topic; "" where some may, or where that may pass soon.
+    """Return why a topic cannot be written to; "" where it can, or where that may pass soon.
 
     A broker group that waits for its master is not written to either, but only until then.
     """

@@ -29,7 +29,7 @@ from mqmesh.transport.endpoints import learn_keys, usable_brokers
 from mqmesh.transport.interface import Transport
 
 LOST_MASTER_MS: Final = 500
-"""While a group's master cannot be reached routes are asked for so often."""
+"""Interval of requests for routes while a group's master cannot be reached."""
 
 MOST_REQUESTS: Final = 4
 """Requests in flight; topics that are wanted meanwhile go together into the next one."""
@@ -52,7 +52,7 @@ class RouteFinder:
         routes: Cache of found routes.
         on_changed: Called with topics whose routes are others now, before the callers for them.
         lost: Returns brokers that cannot be reached.
-        closed: True when nobody is asked any more.
+        closed: Returns True when no request is sent any more.
 
     Attributes:
         problem: Why the last question got no answer; None if it got one. Any thread may read it.
@@ -282,7 +282,7 @@ class RouteFinder:
 
 
 def _comes_late(topic: str) -> bool:
-    """Return True for topics that may never come: they are not asked for at each second or hint."""
+    """Return True for topics that may never exist: not requested at each second or hint."""
     return topic.startswith(RETRY_PREFIX)
 
 

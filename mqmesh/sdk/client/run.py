@@ -1,4 +1,4 @@
-"""Runner of consumers until the process is asked to end."""
+"""Runner of consumers until the process gets a signal to end."""
 
 import asyncio
 import signal
@@ -11,7 +11,7 @@ from mqmesh.errors import ClientClosed, InvalidArgument
 from mqmesh.sdk.client.interrupt import SIGNALS, Interrupt
 
 LOOK_S: Final = 1.0
-"""Interval at which it is checked whether somebody else has closed the clients."""
+"""Interval of checks whether the program has closed the clients meanwhile."""
 
 
 class Runnable(Protocol):
@@ -46,7 +46,7 @@ def run(*clients: Runnable) -> None:
     """Starts clients, waits for SIGINT or SIGTERM, and closes them in order.
 
     Consumers end the calls that run, within ``close_timeout_ms``, and commit. A second Ctrl-C
-    ends the process at once. It also returns when somebody else has closed all the clients.
+    ends the process at once. It also returns when the program has closed all the clients.
 
     Args:
         clients: Push consumers, and producers; they are closed in the opposite order.
