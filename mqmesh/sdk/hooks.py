@@ -2,8 +2,8 @@
 
 A client is given hooks when it is made, and calls them in that order. Without any it does nothing
 for them. A hook sees whole batches, so it costs little; it runs where the batch is at that time
-(the client loop, a sender's thread, a worker's), and must not block. What it raises is counted, and
-logged the first time of each kind; neither the batch nor any other hook suffers.
+(the client loop, a sender's thread, a worker's), and must not block. Its errors are counted, and
+logged the first time of each kind; they affect neither the batch nor other hooks.
 """
 
 import logging
@@ -156,8 +156,8 @@ class TransactionContext:
         group: Producer group.
         message: The message, with its id.
         decision: Commit or rollback.
-        from_check: The broker had asked how the transaction ended.
-        began_ms: When the decision went to the broker, ms since 1970.
+        from_check: The decision answers a check of the broker.
+        began_ms: Time when the decision went to the broker, ms since 1970.
         error: Why it does not have the decision; None if it has.
     """
 

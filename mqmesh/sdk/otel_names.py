@@ -1,6 +1,6 @@
 """Names of OpenTelemetry's conventions for messaging, as of August 2026: in development.
 
-They may still change. What mqmesh uses of them stands here and nowhere else.
+They may still change. All names that mqmesh uses stand here and nowhere else.
 """
 
 from typing import Final

@@ -290,7 +290,7 @@ class HaAdmin(AdminClient):
 
         Raises:
             NoRoute: No such group is known.
-            InvalidArgument: There are fewer than two replicas, or their logs have nothing in common.
+            InvalidArgument: There are fewer than two replicas, or their logs have no common part.
             BrokerError, TransportError: A replica refuses, or does not answer for 10 s.
         """
         reports = self.ha_status(broker_name)

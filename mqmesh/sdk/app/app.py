@@ -158,7 +158,7 @@ class App:
             dead_letter_on: Errors that make a dead letter at once; others are retried.
             codec: Form of the bodies; None for JSON, bytes and text, by the parameter's type. A
                 message whose property ``CONTENT_TYPE`` names another form is a dead letter.
-            exactly_once: What the function returns, sent by ``publisher`` below it, is stored
+            exactly_once: The function's results, sent by ``publisher`` below it, are stored
                 together with the progress of the group: both or neither. The group consumes in
                 order (``consume_orderly``), or one by one (``delivery``).
             options: Of the group's consumer; the same for all topics of a group.
@@ -213,8 +213,8 @@ class App:
     ) -> TopicPublisher[T] | Callable[[Function], Function]:
         """Sends values of a type to a topic; once the application is started.
 
-        Without a type it decorates a function, below its ``subscriber``: what the function returns
-        is sent, before the message counts as done; see ``ResultMaker`` for what it may return.
+        Without a type it decorates a function, below its ``subscriber``: the function's results are
+        sent before the message counts as done; see ``ResultMaker`` for their allowed types.
 
         Args:
             topic: Topic.
@@ -223,8 +223,8 @@ class App:
                 for JSON, bytes and text, by the type, without the property.
 
         Raises:
-            InvalidArgument: The topic's name is illegal, nobody sends such values, or the function
-                has a ``subscriber`` already.
+            InvalidArgument: The topic's name is illegal, values of this type cannot be sent, or the
+                function has a ``subscriber`` already.
         """
         if kind is None:
 
@@ -244,7 +244,7 @@ class App:
         It may be started again after ``close``; further calls do nothing.
 
         Raises:
-            NoRoute: What a handler returns cannot be stored with its messages (``exactly_once``).
+            NoRoute: A handler's results cannot be stored with its messages (``exactly_once``).
             MQMeshError: As for ``PushConsumer.start``; nothing is left running.
         """
         if self._started and not self.closed:

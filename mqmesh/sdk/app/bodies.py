@@ -71,14 +71,14 @@ def decoder_of(kind: Any, codec: Codec | None = None) -> Decode:
 
     Args:
         kind: ``StoredMessage`` for the message itself, ``bytes``, ``str``, a model of pydantic, or
-            whatever msgspec decodes from JSON: Structs, dataclasses, TypedDicts, ``dict``, …
+            any type that msgspec decodes from JSON: Structs, dataclasses, TypedDicts, ``dict``, …
         codec: Form of the bodies; None for JSON, bytes and text.
 
     Returns:
         A function that raises ``Reject`` where a body is no such value: no retry mends it.
 
     Raises:
-        InvalidArgument: Nobody can decode such a type.
+        InvalidArgument: Values of this type cannot be decoded.
     """
     if kind is StoredMessage:
         return lambda message: message

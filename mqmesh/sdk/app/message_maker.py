@@ -51,7 +51,7 @@ class MessageMaker(Generic[T]):
             text, without a note.
 
     Raises:
-        InvalidArgument: The topic's name is illegal, or nobody sends such values.
+        InvalidArgument: The topic's name is illegal, or values of this type cannot be sent.
     """
 
     def __init__(self, topic: str, kind: type[T], codec: Codec | None = None) -> None:

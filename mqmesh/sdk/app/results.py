@@ -1,4 +1,4 @@
-"""Results of handlers as messages: what is sent because a function has returned it."""
+"""Results of handlers as messages: values that functions return are sent."""
 
 import inspect
 import types

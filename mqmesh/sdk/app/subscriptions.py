@@ -33,7 +33,7 @@ class TypedHandler:
         codec: Form of the bodies; None for JSON, bytes and text.
 
     Raises:
-        InvalidArgument: The parameters are others, or nobody can decode their type.
+        InvalidArgument: The parameters are others, or values of their type cannot be decoded.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class TypedSubscription(msgspec.Struct, frozen=True):
 
 
 class Subscriptions:
-    """The subscriptions of an application; a group has one consumer, whatever its topics."""
+    """The subscriptions of an application; a group has one consumer for all of its topics."""
 
     def __init__(self) -> None:
         self._groups: dict[str, list[TypedSubscription]] = {}

@@ -78,12 +78,12 @@ class NumberedBatch(msgspec.Struct, frozen=True):
 class NumberedSender(PatientClient):
     """Sender of batches under ids of the caller's choice, in the caller's thread.
 
-    Nobody may use the same key at the same time, and batches of one queue must be sent in the
-    order of their sequences, each after the one before was stored.
+    No other sender may use the same key at the same time, and batches of one queue must be sent in
+    the order of their sequences, each after the one before was stored.
 
     Args:
         namesrv_addr: As of ``AdminClient``.
-        key: 16 bytes that nobody else can guess; the producer id is made of it.
+        key: 16 secret bytes; the producer id is made of them.
         born_host: Sender, as the messages name it; the same whenever the work is repeated.
         max_message_size: Largest body in bytes.
         timeout_ms: For each try.
@@ -169,9 +169,9 @@ class NumberedSender(PatientClient):
     def is_sent(self, batch: NumberedBatch, log_end: int) -> bool:
         """Return True if a batch is stored and safe, however long ago it was sent.
 
-        The broker is asked for the batches that it remembers of this key; when it remembers none,
-        its index is. It must be the last batch that was sent to its queue under this key. A batch
-        is safe when a send of it would be answered with ``SEND_OK`` by now.
+        The sender looks among the batches that the broker remembers of this key; when it remembers
+        none, in the broker's index. It must be the last batch that was sent to its queue under this
+        key. A batch is safe when a send of it would be answered with ``SEND_OK`` by now.
 
         Args:
             batch: The batch; its messages are not compared.

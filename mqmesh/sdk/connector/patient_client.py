@@ -129,7 +129,7 @@ class PatientClient(QueryClient):
         Name servers forget a topic while all of its brokers are away.
 
         Raises:
-            RequestTimeout: Nobody knows the topic for longer than ``patience_ms``.
+            RequestTimeout: The topic is unknown for longer than ``patience_ms``.
         """
 
         def look() -> tuple[MessageQueue, ...]:

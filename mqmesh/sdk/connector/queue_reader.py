@@ -30,7 +30,7 @@ SHORT_TRIES: Final = 3
 SHORT_PAUSE_S: Final = 0.5
 
 OnLoss = Callable[[str], None]
-"""Callback for missing messages: its text says what; raise, or go on without them."""
+"""Callback for missing messages, with a text that describes them; raise, or go on without them."""
 Found = Iterator[tuple[BatchHeader, list[StoredMessage]]]
 
 _log = logging.getLogger(__name__)
@@ -119,12 +119,12 @@ class QueueReader(PatientClient):
         Args:
             stretch: Offsets to read.
             selector: Filter of messages; the broker leaves the others out.
-            max_bytes: Of one answer; at least one batch comes, whatever its size.
-            on_loss: Called with what the broker does not have any more.
+            max_bytes: Size of one answer; at least one batch comes, of any size.
+            on_loss: Called with a sentence about messages that the broker does not have any more.
 
         Raises:
             RequestTimeout: The broker was away for too long.
-            CorruptBatch: A batch is damaged, however often it is asked for.
+            CorruptBatch: A batch is damaged, also after retries.
             ConfigError: An administrator moves the group.
             BrokerError: The broker refuses.
         """

@@ -286,7 +286,7 @@ class MQMeshBroker(MQMeshRegistrator, BrokerUsecase[Delivery, Producer, MQMeshBr
         """Sends a value and awaits what its handler returns: ``await reply.decode()``.
 
         Raises:
-            RequestTimeout: Nobody replied in time (``timeout_ms``).
+            RequestTimeout: No reply came in time (``timeout_ms``).
             MQMeshError: As for ``Producer.request``.
         """
         command = MQMeshPublishCommand(

@@ -17,7 +17,7 @@ class MQMeshCodec:
         broker = MQMeshBroker(codec=MQMeshCodec(mqmesh.MSGPACK_CODEC))
 
     Bodies are decoded without a wanted type (``Any``); FastStream makes the handler's parameters of
-    what comes out.
+    the decoded values.
 
     Args:
         codec: Form of the bodies.

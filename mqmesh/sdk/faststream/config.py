@@ -45,7 +45,8 @@ class SubscriberSettings(SubscriberUsecaseConfig):
         expression: Filter of messages.
         dead_letter_on: Errors that make a dead letter at once.
         batch: Its function gets lists.
-        exactly_once: What is published meanwhile is stored with the progress of the group.
+        exactly_once: Messages that the function publishes are stored with the progress of the
+            group.
         options: Of the group's consumer.
     """
 
@@ -65,7 +66,7 @@ class SubscriberSettings(SubscriberUsecaseConfig):
 
     @property
     def ack_policy(self) -> AckPolicy:
-        """Its own, else the broker's, else: what fails comes again."""
+        """Policy of the subscriber, else of the broker, else redelivery of failed messages."""
         for policy in self._ack_policy, self._outer_config.ack_policy:
             if policy is not EMPTY:
                 return policy

@@ -1,4 +1,4 @@
-"""The consumers of a FastStream broker: one for each group, whatever its topics."""
+"""The consumers of a FastStream broker: one for each group, with all topics of the group."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -20,13 +20,13 @@ MakePuller = Callable[[str, PushConsumerKeywords], PullConsumer]
 class Puller:
     """The messages of a subscriber without a function, one at a time.
 
-    A message is done when the next one is asked for. The last one is done if the program has said
-    so; else it comes again, for nobody knows whether it was at work when the broker was stopped.
-    Without ``auto_commit`` only what is acknowledged is done.
+    A message is done when the program gets the next one. The last one is done if the program has
+    acknowledged it; else it is redelivered, because it may have been in work when the broker was
+    stopped. Without ``auto_commit`` only acknowledged messages are done.
 
     Args:
-        consumer: Its own.
-        auto_commit: That option of it.
+        consumer: Consumer of this subscriber alone.
+        auto_commit: Option ``auto_commit`` of the consumer.
     """
 
     def __init__(self, consumer: PullConsumer, *, auto_commit: bool) -> None:

@@ -107,8 +107,8 @@ class MQMeshMessage(StreamMessage[Delivery]):
     async def ack(self) -> None:
         """Acknowledge the message: it is done.
 
-        One that was asked for with ``auto_commit=False`` is committed, with all before it in its
-        queue.
+        A message of ``get_one`` or an iteration with ``auto_commit=False`` is committed, with all
+        before it in its queue.
 
         Raises:
             MQMeshError: It could not be committed.
@@ -122,7 +122,7 @@ class MQMeshMessage(StreamMessage[Delivery]):
         """Have the message come again later; with ``consume_orderly`` its queue waits for it.
 
         Raises:
-            FeatureNotSupportedException: It was asked for.
+            FeatureNotSupportedException: It came from ``get_one`` or an iteration.
         """
         self._check_sent_back()
         await super().nack()
@@ -132,7 +132,7 @@ class MQMeshMessage(StreamMessage[Delivery]):
         """Make the message a dead letter at once.
 
         Raises:
-            FeatureNotSupportedException: It was asked for.
+            FeatureNotSupportedException: It came from ``get_one`` or an iteration.
         """
         self._check_sent_back()
         await super().reject()
@@ -165,7 +165,7 @@ async def parse(delivery: Delivery) -> MQMeshMessage:
 async def parse_batch(delivery: Delivery) -> MQMeshMessage:
     """FastStream's view of a list of messages: facts of the first one, bodies and headers of all.
 
-    A list has no ``reply_to``: nobody would know whom its result answers.
+    A list has no ``reply_to``: its result could answer several requests.
     """
     parts = [await parse(Delivery(one)) for one in delivery.messages]
     first = parts[0]
@@ -204,8 +204,8 @@ async def decode_batch(message: StreamMessage[Any]) -> list[Any]:
 def is_of_body(error: BaseException | None) -> bool:
     """Return True if an error means that values do not fit the function's parameter types.
 
-    FastDepends finds that out, by pydantic or msgspec. What handlers validate by themselves,
-    answers of other services perhaps, may be better next time.
+    FastDepends checks that by pydantic or msgspec. An error of a handler's own validation, such as
+    one of another service's answer, is not of this kind: a retry may succeed.
     """
     if not isinstance(error, ValueError):
         return False

@@ -1,4 +1,4 @@
-"""Publishers: what FastStream sends results and other values by, to one topic."""
+"""Publishers, by which FastStream sends results and other values to one topic."""
 
 from collections.abc import Iterable
 from typing import Any, Unpack

@@ -192,8 +192,8 @@ class MQMeshProducer(ProducerProto[MQMeshPublishCommand]):
         """Sends a message, or the reply to one.
 
         Returns:
-            Where it is stored; of a reply whether anybody took it, and True for what is stored
-            later, with the progress of the group whose message is at work.
+            The result of the send; of a reply whether the requester took it; True for a message
+            that is stored later, with the progress of the group whose message is in work.
         """
         (message,) = await self._encoder.messages(cmd)
         if cmd.request is None and (out := self._outputs()) is not None:
@@ -251,6 +251,6 @@ class MQMeshProducer(ProducerProto[MQMeshPublishCommand]):
                 request, reply.body, tag=reply.tag, keys=reply.keys, properties=reply.properties
             )
         except ClientNotOnline as error:
-            # The work was done: to do it again would find nobody who waits, either.
+            # The work is done; to repeat it would find no waiting requester, either.
             _log.warning("a reply found nobody: %s", error)
             return False

@@ -97,18 +97,18 @@ class MQMeshRegistrator(Registrator[Delivery, MQMeshBrokerConfig]):
             expression: As for ``PushConsumer.subscribe``: tags, SQL, a filter in Python.
             dead_letter_on: Errors that make a dead letter at once; others are retried. A body
                 that the function's types refuse is one always.
-            batch: The function gets a list of what waits in a queue, up to
-                ``consume_message_batch_max_size`` (32) messages, which succeed or fail together.
+            batch: The function gets a list of messages that wait in a queue, up to
+                ``consume_message_batch_max_size`` (32), which succeed or fail together.
                 It answers no requests. All subscribers of a group get lists, or none does.
-            exactly_once: What is published while the function works, its result as well, is stored
-                together with the progress of the group: both or neither. It goes to topics of the
-                broker group that was consumed from; replies to requests go at once. The group
-                consumes in order (``consume_orderly``), or one by one (``delivery``).
+            exactly_once: Messages that the function publishes while it works, and its result, are
+                stored together with the progress of the group: both or neither. They go to topics
+                of the broker group that was consumed from; replies to requests go at once. The
+                group consumes in order (``consume_orderly``), or one by one (``delivery``).
             options: Of the group's consumer, the same for all topics of a group
                 (``consume_thread_count``, ``consume_orderly`` …); and FastStream's ``ack_policy``,
                 ``no_reply``, ``dependencies``, ``parser``, ``decoder``, ``codec``, ``persistent``,
-                ``title``, ``description`` and ``include_in_schema``. What fails comes again by
-                default: ``AckPolicy.NACK_ON_ERROR``.
+                ``title``, ``description`` and ``include_in_schema``. By default failed messages
+                are redelivered: ``AckPolicy.NACK_ON_ERROR``.
 
         Raises:
             InvalidArgument: A name, the expression or an option is out of bounds.

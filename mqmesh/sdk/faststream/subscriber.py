@@ -38,7 +38,7 @@ _ENDS_TASKS: Final = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt)
 
 
 class _NotDone(Exception):
-    """Raised where a handler wants its messages again: what it has published is forgotten."""
+    """Raised where a handler wants its messages again: its published messages are dropped."""
 
 
 class ResultPublisher(FakePublisher):

@@ -1,4 +1,4 @@
-"""FastStream's tests without a cluster: what is published goes straight to the handlers."""
+"""FastStream's tests without a cluster: published messages go straight to the handlers."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -33,9 +33,9 @@ class TestMQMeshBroker(TestBroker[MQMeshBroker, Any], broker=MQMeshBroker):
             await tested.publish(Order(id="1"), "orders")
             bill.mock.assert_called_once_with({"id": "1"})
 
-    Each group that wants a message gets it, by tag and SQL; filters in Python take all here. What a
-    handler raises, ``publish`` raises; nothing is tried again. Delays are over at once. With
-    ``batch=True`` a handler gets what was published at once as one list.
+    Each group that wants a message gets it, by tag and SQL; filters in Python take all here.
+    ``publish`` raises the errors of handlers; nothing is retried. Delays are over at once. With
+    ``batch=True`` a handler gets the messages of one call as one list.
 
     Args:
         brokers, with_real, connect_only: As for FastStream's other test brokers.

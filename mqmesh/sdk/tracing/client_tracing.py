@@ -75,8 +75,8 @@ class ClientTracing:
         """Start with the client.
 
         Args:
-            metrics: The client's.
-            at_exit: Nobody else ends this at the end of the program.
+            metrics: Metrics of the client.
+            at_exit: Tracing closes itself at the end of the program, since its client does not.
         """
         hooks, dispatcher = self.hooks, self._dispatcher
         if hooks is not None:

@@ -51,7 +51,7 @@ class MessageTrace(Hooks):
         sampler: Chooses messages.
         wall_ms: Wall clock.
         host_of: Returns a broker group's address; "" for unknown.
-        new_request_id: Makes an id that nobody else has.
+        new_request_id: Makes a unique id.
         timeout_ms: A listener's call of so long was too long; None for no limit.
     """
 

@@ -1,7 +1,7 @@
 """Spans and metrics of OpenTelemetry, of one client. The SDK's only file that knows the package.
 
 A send's span begins where the user calls, in the caller's context, and not where a batch is made:
-what shares a batch may belong to different traces.
+messages of one batch may belong to different traces.
 """
 
 import functools
@@ -57,7 +57,7 @@ class Otel(Telemetry):
     Args:
         group: The client's.
         options: The client's.
-        clock: Its clock; asked for once it is needed.
+        clock: Returns its clock; called once the clock is needed.
         client_id: Returns the client's id at brokers.
         address_of: Returns a broker group's ``host:port``; "" for unknown.
         most_retries: After so many a message that fails is a dead letter; None for never.
@@ -443,14 +443,14 @@ def _with(message: Message, more: Mapping[str, str]) -> Message:
     if not more:
         return message
     if isinstance(message, StoredMessage):
-        message = message.to_message()  # what somebody consumed, and sends on
+        message = message.to_message()  # a consumed message that is sent on
     properties = {**(message.properties or {}), **more}
     return msgspec.structs.replace(message, properties=properties)
 
 
 def _injected(span: Span) -> Mapping[str, str]:
     if not span.get_span_context().is_valid:
-        return _NONE  # nobody traces
+        return _NONE  # nothing is traced
     carrier: dict[str, str] = {}
     propagate.inject(carrier, trace.set_span_in_context(span))
     return carrier

@@ -97,12 +97,12 @@ class TraceDispatcher:
     def add(
         self, facts: Sequence[_Fact], make: Callable[[Sequence[_Fact]], Iterable[Traced]]
     ) -> None:
-        """Takes what is to be traced, as far as there is room; returns at once, from any thread.
+        """Takes facts of messages to trace, as far as there is room; never waits; thread-safe.
 
         Args:
             facts: Facts of each message.
-            make: Makes their records, in the dispatcher's thread: where nobody waits for it, and
-                for many batches one after the other.
+            make: Makes their records, in the dispatcher's thread: there no caller waits for it, and
+                it runs for many batches one after the other.
         """
         changed = self._changed
         if changed is None:
@@ -129,7 +129,7 @@ class TraceDispatcher:
             self._changed.notify()
         self._thread.join(FLUSH_S)
         if self._producer is not None:
-            self._producer.close()  # whatever the thread waits for ends with it
+            self._producer.close()  # it ends any wait of the thread
         self._thread.join(STORE_S)
         if self.dropped:
             _log.warning("%d of %d trace records were lost", self.dropped, self.dropped + self.sent)

@@ -126,7 +126,7 @@ class TraceRecord(msgspec.Struct, frozen=True, gc=False):
 
 
 def plain_text(text: str) -> str:
-    """Return a user's text without the two separators, so that nobody forges records."""
+    """Return a user's text without the two separators, so that no user can forge records."""
     return text.translate(_BLANK) if _FIELD in text or _RECORD in text else text
 
 

@@ -18,8 +18,8 @@ class TracingOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         trace_topic: Topic of the trace.
         telemetry: ``otel`` for spans and metrics of OpenTelemetry.
         otel_create_spans: A span for each message of a batch, too.
-        otel_parent: ``message``: what a listener does belongs to the trace of the message; else it
-            has one of its own, which is linked to that.
+        otel_parent: ``message``: the work of a listener belongs to the trace of the message; else
+            it has a trace of its own, which is linked to that.
     """
 
     msg_trace: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0

@@ -16,9 +16,9 @@ _log = logging.getLogger(__name__)
 
 
 class ListenerPool:
-    """Pool that runs tasks in a few threads; more are started when those that there are hang.
+    """Pool that runs tasks in a few threads; it starts more when those that it has hang.
 
-    Threads are daemons: what hangs does not keep a program from ending.
+    Threads are daemons: a task that hangs does not keep a program from ending.
 
     Args:
         name: Of the threads.
@@ -111,7 +111,7 @@ class ListenerPool:
             try:
                 task()
             except BaseException:
-                # Whatever it is, SystemExit too, the others must be done.
+                # After any error, SystemExit too, the other tasks must run.
                 _log.error("a task of %s failed", self._name, exc_info=error_to_log())
 
     def _wait(self) -> bool:

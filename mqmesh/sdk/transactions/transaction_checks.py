@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 class CheckService:
-    """Service that asks the listener, each message by itself: one that hangs holds up no other.
+    """Service that calls the listener for each message; a call that hangs holds up no other.
 
     Args:
         group: Producer group.
@@ -45,9 +45,9 @@ class CheckService:
         hooks: The producer's.
 
     Attributes:
-        checks: Checks of the listener.
-        running: Local transactions that run in this process just now, or are about to; about
-            these the listener is not asked, since it could only guess.
+        checks: Number of calls of the listener.
+        running: Local transactions that run in this process just now, or are about to; for these
+            the listener is not called, since it could only guess.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class CheckService:
             if 0 <= index < len(messages):
                 key = (broker_name, question.base_queue_offset, ordinal)
                 with self._lock:
-                    # Or the listener has been at it since the broker asked before.
+                    # Or the listener still works on an earlier check of the message.
                     if key in self.running or key in self._asking:
                         continue
                     self._asking.add(key)

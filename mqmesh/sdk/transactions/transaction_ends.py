@@ -59,7 +59,7 @@ class HalfPlace(msgspec.Struct, frozen=True, gc=False):
     proof: bytes
 
     def __repr__(self) -> str:
-        """Return a text for people, who must not see the proof."""
+        """Return a text for people, without the proof, which must stay secret."""
         return f"HalfPlace({self.broker_name!r}, {self.base_queue_offset})"
 
 
@@ -279,7 +279,7 @@ def hooked_end(
         message: The message, with its id.
         decision: The decision.
         clock: Source of time.
-        from_check: The broker had asked.
+        from_check: The decision answers a check of the broker.
     """
     if hooks is None:
         return no_hooks

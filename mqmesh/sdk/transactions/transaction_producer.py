@@ -66,7 +66,7 @@ _log = logging.getLogger(__name__)
 class TransactionProducer(Producer):
     """Producer of messages that consumers see exactly if a local transaction succeeds.
 
-    First the message is stored where nobody sees it (a *half message*), then the local
+    First the message is stored where no consumer sees it (a *half message*), then the local
     transaction runs, then the message is committed or rolled back. When the producer dies in
     between, or the decision is lost, the broker asks any living member of the producer group
     how the transaction ended, so all members need a listener that can answer. Plain messages
@@ -168,7 +168,7 @@ class TransactionProducer(Producer):
     def close(self) -> None:
         """Waits up to ``close_timeout_ms`` for transactions under way, then closes; idempotent.
 
-        What is not decided by then the broker asks about.
+        The broker sends checks for transactions that are not decided by then.
         """
         if self._state == "running" and not self._engine.loop.in_loop_thread:
             with self._room:
@@ -247,7 +247,7 @@ class TransactionProducer(Producer):
 
         At the end of the block the message is committed, or rolled back when the block raised
         an ``Exception``. After an interrupt (Ctrl-C, SystemExit) it is left to the check-back,
-        because nobody knows how far the block came.
+        because it is not known how far the block came.
 
         Args, Raises: As for ``send_message_in_transaction``.
         """
@@ -561,7 +561,7 @@ class Transaction:
         self.end(Decision.COMMIT)
 
     def rollback(self) -> None:
-        """Ends the transaction: nobody ever sees the message; errors as of ``commit``."""
+        """Ends the transaction: no consumer ever sees the message; errors as of ``commit``."""
         self.end(Decision.ROLLBACK)
 
     def end(self, decision: Decision) -> None:

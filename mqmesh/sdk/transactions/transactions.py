@@ -32,7 +32,7 @@ class LocalTransactionState(enum.Enum):
     COMMIT = "COMMIT"
     """The transaction is done: the message goes out."""
     ROLLBACK = "ROLLBACK"
-    """The transaction did not happen, and never will: nobody ever sees the message."""
+    """The transaction did not happen, and never will: no consumer ever sees the message."""
     UNKNOWN = "UNKNOWN"
     """Not known yet: the broker asks again later."""
 
