@@ -13,7 +13,7 @@ from mqmesh import Message, Producer, SimpleConsumer
 from mqmesh.testing.thread_cluster import ThreadCluster
 
 RUNS: Final = 30
-MOST_OF_CLIENT: Final = 44
+MOST_OF_CLIENT: Final = 40
 MOST_OF_BROKER: Final = 60
 """A whole turn of the loop, from the request to the wait for the next one."""
 MOST_OF_MEMBER: Final = 108

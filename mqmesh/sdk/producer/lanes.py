@@ -291,21 +291,26 @@ class TopicLanes:
         self.lanes, self.sticky = self.levels[0].lanes, self.levels[0].sticky
 
 
-def next_lane(topic: TopicLanes, avoid: frozenset[str]) -> Lane:
+def next_lane(topic: TopicLanes, avoid: frozenset[str] | None = None) -> Lane:
     """Chooses the next lane of a topic by round robin, and makes it the sticky one.
 
     Args:
         topic: The topic's lanes.
-        avoid: Names of brokers; if there are no others, it is one of theirs all the same.
+        avoid: Names of brokers to avoid; if there are no others, the lane is one of theirs all the
+            same. By default those of ``topic.avoid``.
 
     Returns:
         Rather an idle lane, if there is one among the next few.
     """
+    if avoid is None and len(topic.brokers) > 1:
+        avoid = topic.avoid(topic)
     lanes, count = topic.lanes, len(topic.lanes)
     index = (topic.index + 1) % count
-    if not avoid and lanes[index].idle:
-        topic.index, topic.sticky = index, lanes[index]
-        return topic.sticky
+    lane = lanes[index]
+    # As ``idle``, without a call: this is the way of nearly all lone sends.
+    if not (avoid or lane.in_flight or lane.open is not None or lane.closed or lane.returned):
+        topic.index, topic.sticky = index, lane
+        return lane
     chosen: int | None = None
     # A bounded look-round: with 10,000 queues the choice must not cost more than with 4.
     for step in range(1, min(count, LANES_LOOKED_AT) + 1):
@@ -322,7 +327,7 @@ def next_lane(topic: TopicLanes, avoid: frozenset[str]) -> Lane:
         # Rare: all of the next ones belong to brokers to avoid.
         following = ((topic.index + step) % count for step in range(1, count + 1))
         chosen = next(
-            (i for i in following if lanes[i].queue.broker_name not in avoid),
+            (i for i in following if lanes[i].queue.broker_name not in (avoid or ())),
             (topic.index + 1) % count,
         )
     topic.index = chosen

@@ -144,7 +144,7 @@ class SendBuffer:
                 lane = topic.sticky
                 # Rather not with messages that cannot leave when this broker fails.
                 if (lane.open is None or lane.open.bound) and len(topic.lanes) > 1:
-                    lane = next_lane(topic, topic.avoid(topic))
+                    lane = next_lane(topic)
             batch = lane.open
             if (
                 batch is None
@@ -202,7 +202,7 @@ class SendBuffer:
             if self._admission.bytes >= self._max_bytes or self.closed:
                 self._wait_for_room(deadline_ms)
             if lane is None:
-                lane = next_lane(topic, topic.avoid(topic))
+                lane = next_lane(topic)
             batch = PendingBatch(
                 self.lock,
                 self._transport,
@@ -235,7 +235,8 @@ class SendBuffer:
             self.lock, self._transport, NO_QUEUE, deadline_ms, bound, 0, retries, wait_store
         )
         batch.messages.append(message)
-        batch.delay = delay_of(message)
+        if message.deliver_at_ms or message.delay_level:
+            batch.delay = delay_of(message)
         return batch
 
     def claim(self, batch: PendingBatch, lane: Lane | None, topic: TopicLanes) -> Lane | None:
@@ -259,7 +260,7 @@ class SendBuffer:
             if self._admission.bytes or self._has_company:
                 return None
             if lane is None:
-                lane = next_lane(topic, topic.avoid(topic))
+                lane = next_lane(topic)
             if lane.in_flight or lane.open is not None or lane.closed or lane.returned:
                 return None
             # No call in between: Ctrl-C must not strike in the middle of this.

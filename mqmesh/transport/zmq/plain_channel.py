@@ -99,8 +99,10 @@ class PlainChannel(WaitingChannel):
         data = zmtp.head(len(frame)) + frame
         self._last_seen = now
         self._pinged_at = 0.0
+        connection = self._connection
+        assert connection is not None
         try:
-            sent = self._socket().send(data)
+            sent = connection.send(data)
         except BlockingIOError:
             sent = 0
         except OSError:
