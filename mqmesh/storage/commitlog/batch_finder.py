@@ -31,16 +31,16 @@ from mqmesh.storage.queues.consume_queue import (
 from mqmesh.storage.queues.queue_tail import QueueTail
 
 CHUNK_ENTRIES: Final = 2048
-"""Entries that are read at once, unless a batch has more messages."""
+"""Entries read by one call, unless a batch has more messages."""
 MOST_BATCHES: Final = 1024
-"""Given out by one read, so that no read takes long."""
+"""Batches returned by one read, so that no read takes long."""
 MOST_FILTERED_ENTRIES: Final = 32_768
-"""Looked at by one read with a filter."""
+"""Entries examined by one read with a filter."""
 MOST_TAIL_ROWS: Final = 4096
-"""Batches of a tail looked at by one read."""
+"""Batches of a tail examined by one read."""
 READ_THROUGH_BYTES: Final = 4096
-"""Reading so many bytes of other queues costs less than another system call. What is in memory is
-not read, so gaps may be larger there."""
+"""Reading so many bytes of other queues costs less than another system call. Bytes in memory need
+no read, so gaps may be larger there."""
 MOST_AT_ONCE_BYTES: Final = 4 * 1024 * 1024
 
 _PLACE = struct.Struct("<QI")
@@ -55,7 +55,7 @@ class BatchPlace(NamedTuple):
     commitlog_offset: int
     size: int
     start: int
-    """Queue offset of the first entry that was looked at."""
+    """Queue offset of the first entry that was read."""
     stop: int
     """Queue offset behind its last message."""
     doubtful: bool = False
@@ -97,9 +97,9 @@ def find_batches(
     Args:
         queue: The queue.
         files: Descriptors of its files.
-        start: First queue offset wanted.
+        start: First requested queue offset.
         stop: Queue offset where the stretch ends; a batch ends there too.
-        max_bytes: Of all batches together; the first may exceed it.
+        max_bytes: Limit of the size of all batches together; the first may exceed it.
         tag_hashes: Only batches with a message of one of these tags, and those that the queue
             cannot decide: the tag hashes are damaged, or ``start`` is within the batch.
             None for all.
@@ -111,7 +111,7 @@ def find_batches(
         CorruptRecord: Entries are missing.
     """
     found = _Found(max_bytes, tag_hashes)
-    # A batch stands in the files or in the tail as a whole.
+    # A batch is as a whole either in the files or in the tail.
     in_files = min(stop, queue.written)
     following = start
     if start < in_files:
@@ -184,7 +184,8 @@ def _find_in_files(
             some = hashes[at:end]
             fits = not tag_hashes.isdisjoint(some)
             if not fits:
-                # If the check fails, the batch itself decides. Queues had no checks once.
+                # If the check fails, the batch itself decides. Queues of older versions have no
+                # checks.
                 check = check_in(place, extent)
                 fits = check_of(commitlog_offset, size, some) != check
                 doubtful = fits and check != 0
@@ -225,20 +226,21 @@ def _end_of_run(entries: bytes, start: int, available: int, wanted: int, guess: 
 def read_batches(
     log: CommitLog, topic: str, queue_id: int, runs: list[BatchPlace]
 ) -> tuple[list[bytes | memoryview], int, int | None]:
-    """Reads batches: as views of the log in memory, else those that are neighbours with one call.
+    """Reads batches: as views of the log in memory, else neighbours with one call.
 
     Every batch is checked to be the one that the queue names, of its topic and queue;
     checksums are left to the caller that decodes it.
 
     Args:
         log: The log.
-        topic: Of the queue.
-        queue_id: Of the queue.
+        topic: Topic of the queue.
+        queue_id: Number of the queue.
         runs: The batches, in queue order.
 
     Returns:
-        Buffers of whole batches; how many of the runs are in them: fewer than all when the next
-        one is not what the queue says; and where the queue's tag hashes are damaged, if they are.
+        Buffers of whole batches; the number of runs in them, which is less than all when the next
+        run has another batch than the queue names; and the queue offset of damaged tag hashes, or
+        None.
     """
     data: list[bytes | memoryview] = []
     damaged = None
@@ -250,7 +252,7 @@ def read_batches(
         buffer: bytes | memoryview | None = log.view_in_memory(start, stop - start)
         if buffer is None:
             if not dense and stop - start >= VIEW_BYTES and most_gap > READ_THROUGH_BYTES:
-                most_gap = READ_THROUGH_BYTES  # what lies between would be read, too
+                most_gap = READ_THROUGH_BYTES  # bytes between the batches would be read, too
                 continue
             try:
                 buffer = log.read(start, stop - start)
@@ -330,7 +332,7 @@ def _count_good(
 ) -> tuple[int, int | None]:
     """Count the runs, from the first, that are in the buffer as expected.
 
-    Also return where the first of them begins that is a whole batch and failed its check.
+    Also return the start of the first of them that is a whole batch and failed its check.
     """
     shape, mark = _shape_of(topic)
     unpack = shape.unpack_from
@@ -358,7 +360,7 @@ def _count_good(
 
 @lru_cache(4_096)
 def _shape_of(topic: str) -> tuple[struct.Struct, bytes]:
-    """Return how identity and topic of a batch are read at once, and the topic as it stands there.
+    """Return the struct that reads identity and topic of a batch, and the topic as encoded there.
 
     Pulls do this for each batch: a call more would cost them some percent.
     """

@@ -1,4 +1,4 @@
-"""The checkpoint: how far everything is known to be, in two slots.
+"""The checkpoint: the known extent of the log and of everything derived from it, in two slots.
 
 The slots are written in turn and synced, so at any moment at least one of them
 is good. There are no timestamps in it: no decision of recovery looks at a clock.
@@ -22,9 +22,9 @@ position bytes type   meaning
 56       16    bytes  boot_id of the system that wrote it
 ======== ===== ====== ==========================================================
 
-At byte 8192 stands the synced mark, which is written after every sync of the log
-and never synced itself. It is true in any state that it may be found in; the death
-of the process leaves the newest one.
+At byte 8192 is the synced mark, which is written after every sync of the log and never synced
+itself. It is true in any state in which a start may find it; after the death of the process it is
+the newest one.
 
 ======== ===== ====== ==========================================================
 position bytes type   meaning
@@ -33,7 +33,7 @@ position bytes type   meaning
 4        4     u32    crc: CRC-32 of bytes 8 to 23
 8        4     u32    store_id
 12       4     bytes  reserved, 0
-16       8     u64    synced_through, if that is more than the slot says
+16       8     u64    synced_through, if it is larger than in the slot
 ======== ===== ====== ==========================================================
 """
 
@@ -72,14 +72,14 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         store_id: Identity of the store, in every record of its log.
-        epoch: Of the newest record, at least.
+        epoch: Lower bound of the newest record's epoch.
         synced_through: Commit-log offset; before it, a bad record is damage, never a torn tail.
-        dispatched_through: Commit-log offset; what lies before need not be read again after
+        dispatched_through: Commit-log offset; records before it need not be read again after
             the death of the process.
         queues_synced_through: The same for the death of the system.
         clean: The store was closed in order; everything ends at ``synced_through``.
         boot_id: 16 bytes that are new each time the system starts.
-        tails_left: Of a clean stop: consume queues were not written, so that behind
+        tails_left: For a clean stop: consume queues were not written, so that behind
             ``queues_synced_through`` their files are as after a crash.
     """
 
@@ -106,7 +106,7 @@ def read_checkpoint(path: Path) -> Checkpoint | None:
     """Read the newest good checkpoint of a file, None if there is none; changes nothing.
 
     Raises:
-        StorageError: It cannot be read.
+        StorageError: The file cannot be read.
     """
     try:
         fd = os.open(path, os.O_RDONLY)
@@ -123,7 +123,7 @@ def read_checkpoint(path: Path) -> Checkpoint | None:
 
 
 class CheckpointFile:
-    """The file with the two slots and the mark. One thread at a time, but for the mark.
+    """The file with the two slots and the mark. One thread at a time, except for the mark.
 
     Attributes:
         newest: The newest good checkpoint, None if there is none.
@@ -137,7 +137,7 @@ class CheckpointFile:
             sync: Makes a descriptor's data durable.
 
         Raises:
-            StorageError: It cannot be opened or made.
+            StorageError: The file cannot be opened or made.
         """
         self._sync = sync
         try:
@@ -154,7 +154,7 @@ class CheckpointFile:
         """Writes a checkpoint over the older slot, durably.
 
         Raises:
-            OSError: It could not be made durable; the newer slot is untouched.
+            OSError: The checkpoint could not be made durable; the newer slot is untouched.
         """
         self._sequence += 1
         data = _encode(checkpoint, self._sequence)
@@ -163,7 +163,7 @@ class CheckpointFile:
         self.newest = checkpoint
 
     def note_synced(self, store_id: int, synced_through: int) -> None:
-        """Notes how far the log is synced, in case the process dies; a few microseconds.
+        """Notes the end of the synced log, in case the process dies; a few microseconds.
 
         Args:
             store_id: Identity of the store.
@@ -174,7 +174,7 @@ class CheckpointFile:
         try:
             os.pwrite(self._fd, data, MARK_POSITION)
         except OSError as error:
-            # The next start has more to compare with the disk, that is all.
+            # The next start then compares more of the log with the disk; nothing else happens.
             log.warning("the synced mark cannot be written: %s", error)
 
     def close(self) -> None:

@@ -1,9 +1,9 @@
-"""Saves, bit by bit and beside all other work, how far the store has come.
+"""Saves, in steps beside all other work, the extent of everything that the store has.
 
-One round: write what consume queues hold in memory; collect the queue table;
-have the log synced as far as the table covers it; save table and checkpoint; sync the consume queue
-files, and say so in the checkpoint. A round is a generator, so every step of it is short and the
-event loop goes on in between; what waits for the disk is done by the chores thread.
+One round: write the entries that consume queues hold in memory; collect the queue table; sync the
+log as far as the table covers it; save table and checkpoint; sync the consume queue files, and note
+this in the checkpoint. A round is a generator, so every step of it is short and the event loop goes
+on in between; steps that wait for the disk are done by the chores thread.
 """
 
 import logging
@@ -35,18 +35,18 @@ WORK_SHARE: Final = 20
 MOST_INTERVALS: Final = 4
 """... but at most so many intervals, because a restart reads the log from the last round."""
 MOST_SYNCED_AT_CLOSE: Final = 64
-"""Consume queue files; more would make a stop slow, and the log can replace them."""
+"""Consume queue files synced by a stop; more would make it slow, and the log can replace them."""
 MOST_TAILS_AT_CLOSE: Final = 1_000
-"""Written by a stop in any case; of more, see ``LOG_BYTES_A_TAIL``."""
+"""Tails that a stop writes in any case; for more, see ``LOG_BYTES_A_TAIL``."""
 LOG_BYTES_A_TAIL: Final = 4 * KIB
-"""To read so much of the log takes as long as to make the file that a tail is written to."""
+"""Bytes of the log whose reading takes as long as making the file that a tail is written to."""
 
 
 class Checkpointer:
     """Runs rounds, and the last one when the store is closed.
 
     Attributes:
-        finished: Number of the last round that was done to its end.
+        finished: Number of the last completed round.
     """
 
     def __init__(
@@ -70,18 +70,18 @@ class Checkpointer:
 
         Args:
             table_path: Document of the queue table.
-            file: The checkpoint's two slots.
+            file: File of the checkpoint's two slots.
             commitlog: The log.
             queues: Consume queues.
-            states: Producers' last batches.
-            flusher: Says how far the log is durable.
+            states: Last batches of producers.
+            flusher: Reports how far the log is durable.
             chores: Thread for saving and syncing.
             sync: Makes a descriptor's data durable.
-            clock: For how long work takes.
-            interval_ms: From the end of a round to the next.
-            boot_id: Of the running system.
-            dispatched_through: As the last checkpoint says.
-            queues_synced_through: As the last checkpoint says.
+            clock: Clock that measures how long work takes.
+            interval_ms: Time from the end of a round to the next.
+            boot_id: Boot id of the running system.
+            dispatched_through: Value in the last checkpoint.
+            queues_synced_through: Value in the last checkpoint.
         """
         self._table_path = table_path
         self._file = file
@@ -105,7 +105,7 @@ class Checkpointer:
 
     @property
     def queues_synced_through(self) -> int:
-        """Everything derived from the log before this offset is on disk."""
+        """Commit-log offset before which everything derived from the log is on disk."""
         return self._queues_synced_through
 
     def tick(self, now_ms: int) -> bool:
@@ -134,7 +134,7 @@ class Checkpointer:
         except StopIteration:
             self.finished = self._begun
         except (DiskFull, TooManyOpenFiles) as error:
-            # Nothing is lost by that: the log is there, and a restart reads more of it.
+            # This loses nothing: the log is there, and a restart reads more of it.
             log.warning("the checkpoint has to wait: %s", error)
         self._round = None
         pause_ms = self._worked_ns // 1_000_000 * WORK_SHARE
@@ -144,20 +144,20 @@ class Checkpointer:
         return False
 
     def request(self) -> int:
-        """Asks for a round that begins after now, be there something new in the log or not.
+        """Requests a round that begins after now, even if the log has nothing new.
 
         Returns:
-            Its number, to compare with ``finished``.
+            Number of the round, to compare with ``finished``.
         """
         self._wanted = self._begun + 1
         return self._wanted
 
     def close(self) -> None:
-        """Saves everything and notes the clean stop; the log is synced to its end, and the
-        chores are done.
+        """Saves everything and notes the clean stop; before it the log is synced to its end, and
+        the chores are done.
 
-        Where a start left thousands of tails to the rounds that follow, a stop soon after leaves
-        them, too: the next start reads the same part of the log once more.
+        If a start left thousands of tails to the following rounds, a stop soon after leaves them,
+        too: the next start reads the same part of the log once more.
 
         Raises:
             DiskFull: No room; the stop is then not a clean one.
@@ -181,7 +181,7 @@ class Checkpointer:
         self._save(b"".join(table), self._checkpoint(clean=True))
 
     def save_now(self) -> None:
-        """Saves everything, as after recovery; the log is synced to its end."""
+        """Saves everything, as after recovery; before it the log is synced to its end."""
         end = self._log.end
         while self._queues.dirty_count:
             self._queues.write_oldest(TAILS_PER_STEP)
@@ -190,7 +190,7 @@ class Checkpointer:
         self._save(b"".join(table), self._checkpoint(clean=False))
 
     def note_start(self) -> None:
-        """Notes that the store is in use: from now on a stop without a word is a crash."""
+        """Notes that the store is in use: from now on a stop without a note is a crash."""
         self._save(None, self._checkpoint(clean=False))
 
     def _steps(self) -> Iterator[bool]:
@@ -230,8 +230,8 @@ class Checkpointer:
         yield from self._wait(partial(self._save, None, synced))
 
     def _table(self, through: int, epoch: int) -> Iterator[bytes]:
-        # Read before the rows, which may know later starts of queues but never earlier ones,
-        # and of topics made since these deletions but never of what they deleted.
+        # Read before the rows, which may have later beginnings of queues but never earlier ones,
+        # and may have topics made since these deletions but never deleted ones.
         start = self._log.start
         head, deletions = QueueTableHead(through, epoch, start), self._queues.live_deletions(start)
         return encode_table(head, list(self._queues), self._states.dump(), deletions)
@@ -264,7 +264,7 @@ class Checkpointer:
 
 
 def sync_paths(paths: list[str], sync: Sync) -> None:
-    """Makes files and directories durable; one that is gone needs no sync.
+    """Makes files and directories durable; one that was removed needs no sync.
 
     Raises:
         TooManyOpenFiles: Some were not synced, for want of descriptors.
@@ -280,8 +280,8 @@ def sync_paths(paths: list[str], sync: Sync) -> None:
         try:
             sync(fd)
         except OSError as error:
-            # Never DiskFull, even if the system says so: after a failed sync nobody knows
-            # what the file holds, and trying again would not show it.
+            # Never DiskFull, even if the system reports it: after a failed sync the content of the
+            # file is unknown, and trying again would not show it.
             raise StorageError(f"{path} cannot be synced: {error}") from error
         finally:
             os.close(fd)

@@ -1,14 +1,14 @@
-"""Removes what retention has decided about, bit by bit and beside all other work.
+"""Removes what retention has chosen, in steps beside all other work.
 
-One pass: let all consume queues begin behind the segments that will go; note that these
-will go; take the segments off the list and unlink their files; have a checkpoint record it; remove
-consume queue files in which nothing is left. Readers are led away from what goes
-before it does, and a descriptor that is still open keeps what it reads.
+One pass: let all consume queues begin behind the chosen segments; note that the segments will be
+removed; take them off the list and unlink their files; let a checkpoint record it; remove consume
+queue files without any entry left. Readers are led away from the segments before these are removed,
+and a descriptor that is still open keeps the bytes that it reads.
 
-A kill at any step does no harm. The list of files in the directory is what counts for
-the log, and it only ever loses its oldest. Consume queues that a queue table knows
-with an earlier beginning are moved on when the store is opened, and their files are
-there, since they go only after a table has recorded the later beginning.
+A kill at any step does no harm. The list of files in the directory is what counts for the log, and
+only its oldest files are ever removed. If a queue table has an earlier beginning of consume queues,
+opening the store moves it on. Their files still exist, since they are removed only after a table
+has recorded the later beginning.
 """
 
 import logging
@@ -57,7 +57,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 SPACE_EVERY_MS: Final = 100
-"""Interval of looks at the room on the disk."""
+"""Interval at which the room on the disk is measured."""
 MOST_WORKING_NS: Final = 2_000_000
 """Limit of one step, in ns; the caller has other work to do."""
 
@@ -66,20 +66,20 @@ class Cleaner:
     """Watches the disk, and runs a pass now and then.
 
     Attributes:
-        config: Marks and times.
+        config: Limits and times.
         space: The room on the disk, None while it is not known.
         gate: Refuses writes while there is too little.
-        age_clock: For the ages of files.
-        keep_from: Nothing at or behind these commit-log offsets goes, by the holder's name.
-        retention_offset: Without ``keep_from`` the log would be deleted up to this commit-log
-            offset; 0 if nothing would.
-        oldest_timestamp: When the first record of the log was written, wall clock in ms; 0 if that
-            is not known.
-        deleted_segments: Removed so far.
-        deleted_bytes: Their size.
-        forced_segments: Those of them that went before their time.
-        forced_moves: Where queues began before that, and begin now, by topic and queue; a caller
-            that has taken note of them takes them out.
+        age_clock: Clock for the ages of files.
+        keep_from: Commit-log offsets at and behind which nothing is removed, by name of the holder.
+        retention_offset: Commit-log offset up to which the log would be deleted without
+            ``keep_from``; 0 if nothing would.
+        oldest_timestamp: Wall clock, in ms, at which the first record of the log was written; 0 if
+            that is not known.
+        deleted_segments: Segments removed so far.
+        deleted_bytes: Size of these segments.
+        forced_segments: Segments among them that were removed before their time.
+        forced_moves: Beginnings of queues before and after such a removal, by topic and queue; the
+            caller removes those that it has taken note of.
     """
 
     def __init__(
@@ -97,20 +97,20 @@ class Cleaner:
         space_of: SpaceOf,
         last_alive_ms: int | None,
     ) -> None:
-        """Starts between two passes, with a look at the disk.
+        """Starts between two passes, and measures the room on the disk.
 
         Args:
-            directory: Of the log's segments.
-            config: Marks and times.
+            directory: Directory of the log's segments.
+            config: Limits and times.
             commitlog: The log.
             queues: Consume queues.
             files: Descriptors for reading.
-            flusher: Says how far the log is durable.
+            flusher: Reports how far the log is durable.
             checkpointer: Makes the new beginnings durable.
             chores: Thread that unlinks.
-            clock: For ages and hours.
-            space_of: Looks at the disk.
-            last_alive_ms: When the run before wrote its last checkpoint, by the wall clock.
+            clock: Clock for ages and hours.
+            space_of: Measures the free space of the disk.
+            last_alive_ms: Wall clock of the last checkpoint of the run before.
         """
         self._directory = directory
         self.config = config
@@ -151,7 +151,7 @@ class Cleaner:
         self.age_clock.reserved_ms = config.file_reserved_time * HOUR_MS
 
     def tick(self, now_ms: int) -> bool:
-        """Looks at the disk when it is time, and does a step of a pass, or begins one.
+        """Measures the disk when it is time, and does a step of a pass, or begins one.
 
         Returns:
             True when the next step need not wait for anything.
@@ -164,7 +164,7 @@ class Cleaner:
         if self._pass is None:
             if self._next_ms is None:
                 # Never at once: an administrator who starts a broker on a full disk gets the time
-                # to look what fills it before anything is removed by force.
+                # to see why it is full before anything is removed by force.
                 self._next_ms = now_ms + self.config.clean_resource_interval_ms
             if now_ms < self._next_ms:
                 return False
@@ -281,7 +281,7 @@ class Cleaner:
             try:
                 found = os.stat(segment.path)
             except OSError as error:
-                # Nothing behind it may go before it.
+                # No segment behind it may be removed before it.
                 log.error("%s cannot be looked at: %s", segment.path, error)
                 break
             size = found.st_blocks * STAT_BLOCK_BYTES
@@ -290,7 +290,7 @@ class Cleaner:
             return Verdict(0)
         if hour is None:
             hour = time.localtime(self._clock.wall_ms() / 1000).tm_hour
-        # Not known is not full: by age alone, then.
+        # An unknown room does not count as full: then only the age decides.
         space = self.space if self.space is not None and not self._blind else Space(0, 1)
         verdict = files_to_delete(
             files, space, now_ms=self._look_at_clock(), hour=hour, config=self.config
@@ -317,14 +317,14 @@ class Cleaner:
     def _sealed(self) -> list[Segment]:
         """Return the segments that are full, durable and closed, up to the first that is not."""
         found = []
-        # Without writes nobody else closes what has become durable.
+        # Without writes only this call closes segments that have become durable.
         self._log.retire(self._flusher.durable_offset)
         durable = min(self._flusher.durable_offset, self._log.end)
         for segment in self._log.segments:
             if segment.fd >= 0 or segment.end > durable:
                 break
             found.append(segment)
-        # The newest of the list is never one of them, or the log would have no file at all.
+        # The newest of the list is never one of them, else the log would have no file at all.
         return found if len(found) < len(self._log.segments) else found[:-1]
 
     def _steps(self, verdict: Verdict) -> Iterator[bool]:
@@ -340,7 +340,7 @@ class Cleaner:
         yield from self._remove_segments(len(going), verdict)
         if not moved:
             return
-        # Only now: on a full disk the segments make the room that the queue table needs.
+        # Only now: on a full disk removing the segments makes the room that the queue table needs.
         wanted = self._checkpointer.request()
         while self._checkpointer.finished < wanted:
             yield False
@@ -348,7 +348,7 @@ class Cleaner:
             yield from self._remove_queue_files(topic)
 
     def _advance(self, log_start: int, moved: set[str], *, forced: bool) -> Iterator[bool]:
-        """Moves the beginnings of queues; notes the topics in which there were some."""
+        """Moves the beginnings of queues; notes the topics whose queues have moved."""
         until_ns = self._clock.monotonic_ns() + MOST_WORKING_NS
         for queue in list(self._queues):
             if self._clock.monotonic_ns() >= until_ns:
@@ -365,7 +365,7 @@ class Cleaner:
                     if forced:
                         self._note_forced(queue, before)
             except CorruptRecord as error:
-                # A read there has the queue repaired.
+                # A read there makes the store repair the queue.
                 log.error("queue %d of %r: %s", queue.queue_id, queue.topic, error)
 
     def _note_forced(self, queue: ConsumeQueue, before: int) -> None:
@@ -403,7 +403,7 @@ class Cleaner:
 
     def _unlink(self, path: str) -> None:
         os.unlink(path)
-        # One after the other, or a power cut could leave a hole.
+        # One after the other, else a power cut could leave a hole.
         sync_directory(self._directory)
 
     def _remove_queue_files(self, topic: str) -> Iterator[bool]:

@@ -1,7 +1,7 @@
 """Data cut off the log, kept aside in files below ``cut/``.
 
-A file is named ``<epoch>-<commit-log offset>``: the newest epoch that was cut, and where its first
-byte stood. Its content is the log from there on, with the zeros at the ends of segments.
+A file is named ``<epoch>-<commit-log offset>``: the newest epoch that was cut, and the offset of
+its first byte. Its content is the log from there on, with the zeros at the ends of segments.
 """
 
 import logging
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 NAME: Final = "cut"
 MOST_BYTES: Final = 1 * GIB
-"""Kept of one cut."""
+"""Largest number of bytes kept of one cut."""
 KEPT_MS: Final = 7 * 24 * 3_600_000
 """Time that a file is kept, by the wall clock."""
 _PIECE_BYTES: Final = 1 * MIB
@@ -30,18 +30,18 @@ def keep_cut(
     """Writes a stretch of the log that is about to be cut to a file, durably.
 
     Args:
-        directory: The files'; made if need be.
+        directory: Directory of the files; made if need be.
         read: Reads bytes of the log, from an offset on, at most so many; at least one.
         start: Commit-log offset of the first byte.
-        end: Behind the last one; what exceeds ``MOST_BYTES`` is not kept.
-        epoch: The newest one in it.
+        end: Commit-log offset behind the last byte; only the first ``MOST_BYTES`` are kept.
+        epoch: The newest epoch in the stretch.
 
     Returns:
         The file.
 
     Raises:
         DiskFull: No room.
-        StorageError: It cannot be read or written.
+        StorageError: The log cannot be read, or the file not written.
     """
     path = directory / f"{epoch}-{start}"
     new = path.with_name(path.name + ".new")
@@ -73,7 +73,7 @@ def remove_old_cuts(directory: Path, now_ms: int) -> None:
     """Removes files that were kept for long enough.
 
     Args:
-        directory: Theirs.
+        directory: Directory of the files.
         now_ms: Wall clock.
     """
     try:

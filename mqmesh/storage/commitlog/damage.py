@@ -1,8 +1,7 @@
 """Damage of the log: ranges of the log that were on disk and are bad now.
 
-Such a range is never cut and never given out. It stays in the log, is passed
-over, and is written down here, for the operator and for repair from a replica,
-see ``log_repair.py``.
+Such a range is never cut and never given out. It stays in the log, readers skip it, and it is
+listed here, for the operator and for repair from a replica, see ``log_repair.py``.
 """
 
 import logging
@@ -26,10 +25,10 @@ class DamageList:
         """Reads the document.
 
         Args:
-            path: Its file.
+            path: File of the document.
 
         Raises:
-            StorageError: It could not be read.
+            StorageError: The document could not be read.
         """
         self._path = path
         self._ranges: dict[int, DamagedRange] = {}
@@ -45,7 +44,7 @@ class DamageList:
 
     @property
     def ranges(self) -> Sequence[DamagedRange]:
-        """All of them, ascending."""
+        """All damaged ranges, ascending."""
         return [self._ranges[start] for start in sorted(self._ranges)]
 
     def begins_at(self, commitlog_offset: int) -> bool:
@@ -53,7 +52,7 @@ class DamageList:
         return commitlog_offset in self._ranges
 
     def add(self, start: int, end: int, reason: str, now_ms: int) -> None:
-        """Notes and reports a range; one that is known is left as it is."""
+        """Notes and reports a range; a known one is left as it is."""
         known = self._ranges.get(start)
         if known is not None and known.end_offset >= end:
             return
@@ -64,14 +63,14 @@ class DamageList:
         self._changed = True
 
     def mend(self, start: int, end: int) -> None:
-        """Notes, for ``save``, that good bytes stand from the beginning of a range to ``end``."""
+        """Notes, for ``save``, that the bytes from the beginning of a range to ``end`` are good."""
         known = self._ranges.pop(start, None)
         self._changed |= known is not None
         if known is not None and end < known.end_offset:
             self._ranges[end] = msgspec.structs.replace(known, start_offset=CommitLogOffset(end))
 
     def cut(self, end_offset: int) -> None:
-        """Forgets, for ``save``, what lies behind the end of a log that was cut."""
+        """Forgets, for ``save``, ranges behind the end of a log that was cut."""
         kept = {start: one for start, one in self._ranges.items() if one.end_offset <= end_offset}
         self._changed |= len(kept) < len(self._ranges)
         self._ranges = kept
@@ -80,7 +79,7 @@ class DamageList:
         """Makes changes durable.
 
         Raises:
-            StorageError: They could not be saved.
+            StorageError: The changes could not be saved.
         """
         if self._changed:
             save_document(self._path, msgspec.json.encode(self.ranges))

@@ -1,8 +1,8 @@
-"""Applies records of the log: what each means for all that is derived from it.
+"""Applies records of the log to everything that is derived from it.
 
-One place for all ways by which a record comes: a batch that was put, a record that recovery
-reads, or one that a leader's log gave. So queues, producers' last batches and deletions are the
-same on every path, and a copy of the log is a copy of everything.
+All records take this way: a batch that was put, a record that recovery reads, or one from a
+leader's log. So queues, producers' last batches and deletions are the same on every path, and a
+copy of the log is a copy of everything.
 """
 
 from collections import deque
@@ -26,7 +26,7 @@ from mqmesh.units import CommitLogOffset
 
 MOST_TAILS_AT_ONCE: Final = 256
 MOST_LOST_UNSEEN: Final = 1 << 20
-"""Messages that a queue may lack although no damage is known; their void entries take 20 MiB."""
+"""Messages that a queue may lack without known damage; their void entries take 20 MiB."""
 _REDELIVERED: Final = int(Attributes.REDELIVERED)
 
 
@@ -34,10 +34,10 @@ class LogApplier:
     """Brings queues and producers' last batches up to a record of the log.
 
     Attributes:
-        is_complete: Nothing is missing in front of the records, so that a queue offset which is
-            skipped means that the queue is wrong.
+        is_complete: Nothing is missing in front of the records, so that a skipped queue offset
+            means that the queue is wrong.
         gaps: Topics with such queues.
-        shows_later: Consumers see only what ``see`` lets them.
+        shows_later: Consumers see only the part of the log that ``see`` has set.
         rewritten: Queues whose entries are written anew from the first batch that is met, because
             their files may lack pages. None: trust the files.
     """
@@ -53,16 +53,16 @@ class LogApplier:
         remove: Callable[[str], None],
         shows_later: bool = False,
     ) -> None:
-        """Takes what is derived from the log.
+        """Takes the structures that are derived from the log.
 
         Args:
             queues: Consume queues.
-            states: Producers' last batches.
+            states: Last batches of producers.
             epochs: Epochs of the log.
-            damage: Gets records that no queue can have.
-            clock: For the labels of damage.
-            remove: Removes a directory that nobody uses any more.
-            shows_later: Consumers see only what ``see`` lets them.
+            damage: List to which records are added that no queue can have.
+            clock: Clock for the labels of damage.
+            remove: Removes an unused directory.
+            shows_later: Consumers see only the part of the log that ``see`` has set.
         """
         self._queues = queues
         self._states = states
@@ -71,14 +71,14 @@ class LogApplier:
         self._clock = clock
         self._remove = remove
         self.shows_later = shows_later
-        # What becomes visible when the log may be seen to an offset.
+        # Queue ends that become visible when the log may be seen to an offset.
         self._unseen: deque[tuple[int, ConsumeQueue, int]] = deque()
         self.is_complete = False
         self.gaps: set[str] = set()
         self.rewritten: set[ConsumeQueue] | None = None
 
     def apply(self, record: Record) -> None:
-        """Takes in a record; all before it were taken in, and it may have been, too.
+        """Applies a record; all before it were applied, and it may have been, too.
 
         Raises:
             StorageError: A gap in a queue is so wide that it must be written, and cannot be.
@@ -89,15 +89,15 @@ class LogApplier:
             self._apply_batch(record, record.batch)
         elif record.marker is not None and record.marker.kind is ControlKind.TOPIC_DELETED:
             topic = record.marker.data.decode("utf-8", "replace")
-            # If it is known, what is known of the topic is of later.
+            # If the deletion is known, the known state of the topic is newer.
             if record.start > self._queues.deletions.get(topic, -1):
                 self.delete_topic(topic, record.start)
 
     def make_room(self) -> None:
-        """Writes consume queues if they take all the memory they may; before what comes next.
+        """Writes consume queues if they have used up their memory; to be called before a record.
 
         Raises:
-            StorageError: They cannot be written.
+            StorageError: The queues cannot be written.
         """
         if self._queues.full:
             self._queues.write_large()
@@ -107,10 +107,10 @@ class LogApplier:
         """Adds batches that are in the log now to their queues.
 
         Args:
-            placed: From ``Placement``, which has noted them for their producers.
+            placed: Batches from ``Placement``, which has noted them for their producers.
 
         Returns:
-            Messages in them.
+            Number of messages in them.
         """
         append, shows_later = self._queues.append, self.shows_later
         added = 0
@@ -139,7 +139,7 @@ class LogApplier:
             topic: Physical topic.
             deleted_at: Commit-log offset of the control record of the deletion.
         """
-        # A queue table's entry may have been of a later topic of the same name.
+        # The queue table's entry may belong to a later topic of the same name.
         self.gaps.discard(topic)
         self._states.forget_topic(topic)
         unused = self._queues.drop_topic(topic, deleted_at)
@@ -184,7 +184,7 @@ class LogApplier:
     def _most_lost_messages(self) -> int:
         """Return the most messages that may be missing at a queue's end, by the damaged bytes.
 
-        Void entries take room on the disk, so nothing else may bring them about.
+        Void entries take room on the disk, so only damage may cause them.
         """
         lost_bytes = sum(one.end_offset - one.start_offset for one in self._damage.ranges)
         return MOST_LOST_UNSEEN + lost_bytes // HEADER_SIZE * MAX_MESSAGES

@@ -1,6 +1,6 @@
 """Makes a store that is to become a copy of another one's log, and has no record of it yet.
 
-What it begins with is a ``LogStart``; the records follow by ``append_raw``.
+The copy begins with a ``LogStart``; the records follow by ``append_raw``.
 """
 
 import os
@@ -35,7 +35,8 @@ from mqmesh.storage.queues.queue_table import (
 from mqmesh.units import MAX_OFFSET
 
 REPLACED: Final = "replaced-"
-"""Prefix of the folder that keeps a store's content of before it became a copy; a time follows."""
+"""Prefix of the folder that keeps the former content of a store that became a copy; a time
+follows."""
 _BESIDE: Final = ("config", "cut")
 """Files that other parts keep in a store's directory about its log."""
 
@@ -49,10 +50,10 @@ def encode_log_start(beginning: LogStart) -> bytes:
 
 
 def decode_log_start(data: bytes | memoryview) -> LogStart:
-    """Reads what another store's broker has sent.
+    """Reads the start of a log as another store's broker has sent it.
 
     Raises:
-        RemoteProtocolError: It is none, or no log can begin so.
+        RemoteProtocolError: The bytes are no such start, or no log can begin like that.
     """
     try:
         beginning = _decoder.decode(data)
@@ -76,23 +77,24 @@ def decode_log_start(data: bytes | memoryview) -> LogStart:
 def begin_copy(
     directory: Path, beginning: LogStart, *, now_ms: int, keeps: bool = True
 ) -> Path | None:
-    """Makes a store that is closed, has no records, and is to become a copy of another's log.
+    """Makes a closed store without records that is to become a copy of another store's log.
 
-    What the directory's store held is moved aside. A crash meanwhile leaves a store that is
-    empty, or one that is not whole: then this is to be done again.
+    The former content of the directory is moved aside. A crash meanwhile leaves a store that is
+    empty or incomplete: then this is to be done again.
 
     Args:
-        directory: Of the store; made if need be.
-        beginning: Of the log.
-        now_ms: Wall clock; names the folder for what is moved.
-        keeps: False for a store without a record: what is moved goes once the copy is there.
+        directory: Directory of the store; made if need be.
+        beginning: Start of the log.
+        now_ms: Wall clock; names the folder of the moved content.
+        keeps: False for a store without a record: the moved content is removed once the copy is
+            there.
 
     Returns:
-        Where the store of before is now; None if there was none, or none that is kept.
+        Folder of the former store; None if there was none, or none that is kept.
 
     Raises:
         StoreLocked: The store is open.
-        DiskFull, StorageError: It cannot be made.
+        DiskFull, StorageError: The copy cannot be made.
     """
     try:
         make_folder(directory)
@@ -124,12 +126,12 @@ def _move_aside(directory: Path, now_ms: int) -> Path | None:
     if not found:
         return None
     aside = directory / f"{REPLACED}{now_ms}"
-    while aside.exists():  # of a try that ended half way
+    while aside.exists():  # left by a try that ended half way
         now_ms += 1
         aside = directory / f"{REPLACED}{now_ms}"
     make_folder(aside)
     sync_directory(directory)
-    # The segments last: without them the rest is no store, and with nothing else they are one.
+    # The segments last: without them the other files are no store, and alone they are one.
     for name in sorted(found, key=lambda name: name == "commitlog"):
         os.rename(directory / name, aside / name)
     sync_directory(aside)
@@ -151,7 +153,7 @@ def _make(directory: Path, beginning: LogStart) -> None:
     table = QueueTable(head, rows, [])
     save_document(directory / "queue-table", encode_without_files(table, start))
     make_segment(directory / "commitlog", start, beginning.segment_bytes)
-    # Last of all, and from then on it is a store that was closed in order.
+    # Last of all; from then on the directory is a store that was closed in order.
     checkpoint = CheckpointFile(directory / "checkpoint", sync=SYSTEM_SYNC)
     try:
         checkpoint.save(

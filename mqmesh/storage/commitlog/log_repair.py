@@ -1,8 +1,8 @@
-"""Damage of the log at rest: found by looking through it, and put right from another replica.
+"""Damage of the log at rest: found by reading all of it, and repaired from another replica.
 
-Disks change bits of what nobody reads for months. So the log is read slice by slice beside all
-else, and every record checked. Damage is noted, see ``damage.py``; a replica with the same log
-may give its bytes, which are checked like all that comes from others before they are written.
+Disks change bits of data that is not read for months. So the log is read slice by slice beside all
+other work, and every record is checked. Damage is noted, see ``damage.py``; a replica with the same
+log may give the bytes, which are checked like all bytes from others before they are written.
 """
 
 import logging
@@ -27,9 +27,9 @@ from mqmesh.storage.queues.consume_queues import ConsumeQueues
 from mqmesh.units import MIB
 
 SLICE_BYTES: Final = 1 * MIB
-"""Looked at in one step: some milliseconds."""
+"""Bytes of the log checked in one step: some milliseconds."""
 REST_MS: Final = 24 * 3_600_000
-"""From the end of one look at the whole log to the next."""
+"""Time from the end of one pass over the whole log to the next."""
 
 log = logging.getLogger(__name__)
 
@@ -39,10 +39,10 @@ class LogRepair:
 
     Args:
         commitlog: The log.
-        queues: Its queues.
-        applier: Gives queues what they never had.
+        queues: Consume queues of the log.
+        applier: Adds batches to queues that never had them.
         damage: Known damage.
-        clock: For rests, and the labels of damage.
+        clock: Clock for rests and the labels of damage.
         sync: Makes a descriptor's data durable.
     """
 
@@ -103,7 +103,7 @@ class LogRepair:
                 f"the segment of offset {chunk.start} ends at {chunk.segment_end} there, and at "
                 f"{segment.end} here"
             )
-        # Of a group that lost a record all others are there.
+        # The other records of a group that lost one are there.
         records = records_of(chunk, self._log.check, epoch=0, whole_groups=False)
         if not records:
             raise CorruptRecord(f"who was asked for the record at {chunk.start} gave none")
@@ -115,13 +115,13 @@ class LogRepair:
         self._damage.save()
 
     def close(self) -> None:
-        """Closes the file that it looks at."""
+        """Closes the file that is being read."""
         if self._scanner is not None:
             self._scanner.close()
             self._scanner = None
 
     def _look_on(self, scanner: LogScanner) -> None:
-        if self._position < self._log.start:  # retention went on since
+        if self._position < self._log.start:  # retention has removed segments since
             self._position, self._epoch = self._log.start, 0
         stop = min(self._position + SLICE_BYTES, self._end)
 
@@ -142,7 +142,7 @@ class LogRepair:
             else:
                 self._epoch = found.epoch
         if self._position < stop:
-            self._position = stop  # retention took what was next
+            self._position = stop  # retention has removed the next segment
 
     def _write(self, segment: Segment, chunk: LogChunk) -> None:
         try:
@@ -156,7 +156,7 @@ class LogRepair:
             raise storage_error(error, f"{segment.path} cannot be repaired") from error
 
     def _put_in_queue(self, record: Record, header: BatchHeader) -> None:
-        """Lead the void entries that stood for a lost batch to the batch again."""
+        """Make the void entries of a lost batch lead to the batch again."""
         try:
             meta = read_meta(record.data, header)
         except CorruptBatch:

@@ -1,4 +1,4 @@
-"""The machine below a store: its disk, and threads for what takes long."""
+"""The machine below a store: its disk, and threads for long calls."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ class Machine:
 
     Attributes:
         sync: Makes a descriptor's data durable.
-        space_of: Looks at the disk, on any thread.
-        boot_id: Which run of the system this is, None for what the system says; what was not
-            synced outlives a process, but not that.
-        make_chores: Starts the thread for calls that take long.
+        space_of: Measures the free space of the disk, on any thread.
+        boot_id: Identity of this run of the system, None for the one that the system reports;
+            unsynced data outlives a process, but not this run.
+        make_chores: Starts the thread for long calls.
         make_flusher: Starts the thread that syncs the log.
     """
 

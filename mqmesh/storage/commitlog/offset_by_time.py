@@ -19,16 +19,16 @@ def find_offset_by_time(
         timestamp_ms: Wall-clock time.
 
     Returns:
-        A queue offset; the end of what is visible if there is no such batch.
+        A queue offset; the end of the visible messages if there is no such batch.
 
     Raises:
-        CorruptRecord: The queue leads to a place where its batch is not.
+        CorruptRecord: The queue leads to a place without its batch.
     """
     low, high = queue.first, queue.visible
     while low < high:
         middle = (low + high) // 2
-        # Lost messages have no time: the next one that has decides for them. No stretch of
-        # them is looked at twice, because all of it is on one side of what is left.
+        # Lost messages have no time: the next good message decides for them. No stretch of lost
+        # messages is read twice, because all of it is on one side of the remaining range.
         found = queue.next_place(files, middle, high)
         if found is None:
             high = middle

@@ -54,14 +54,14 @@ log = logging.getLogger(__name__)
 
 TAILS_AT_ONCE = 256
 MOST_TAILS_AT_START: Final = 1_000
-"""Written before the store is used; to make a file for each of many queues takes longer than to
-read the log once more after another crash."""
+"""Tails written before the store is used; to make a file for each of many queues takes longer than
+to read the log once more after another crash."""
 OWN_NAMES: Final = (
     *("lock", "checkpoint", "log-beginning", TAIL_CUT, "commitlog", "consumequeue", "index"),
     *KEY_NAMES,
     *(name + spare for name in ("queue-table", "damaged-ranges", EPOCHS) for spare in ("", ".bak")),
 )
-"""Entries of a store's directory that other users have no business with."""
+"""Entries of a store's directory that other users must not read."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def open_parts(
 
     Raises:
         StoreLocked: Another process has the store open.
-        StorageError: It cannot be opened.
+        StorageError: The store cannot be opened.
     """
     with contextlib.ExitStack() as held:
         try:
@@ -246,7 +246,7 @@ def _commitlog(
 
 
 def _page_window(config: StoreConfig) -> PageWindow:
-    # What is synced at once is written better by calls: a page that the disk has must be made
+    # With a sync after each write, calls are better: after each sync the kernel must make a page
     # ready anew for the next store.
     is_async = config.flush_disk_type is FlushDiskType.ASYNC_FLUSH
     return PageWindow(config.commit_log_window_bytes if is_async else 0)
@@ -310,7 +310,7 @@ def _open_files(
     checkpoint_path = directory / "checkpoint"
     last_alive_ms = None
     if checkpoint_path.exists():
-        # Its last change, before this run makes one.
+        # Time of its last change, before this run changes it.
         last_alive_ms = checkpoint_path.stat().st_mtime_ns // 1_000_000
     return _Files(
         directory,
@@ -364,7 +364,7 @@ def _recover(
     if table is not None and len(before.segments):
         log_start = before.segments.first.start
         if log_start > table.head.log_start:
-            # Killed between the removal of segments and the table that would record it.
+            # The process was killed between the removal of segments and the table that records it.
             before.queues.advance_all(log_start)
     before.damage.save()
     if not len(before.segments):
@@ -381,7 +381,7 @@ def _is_same_boot(checkpoint: Checkpoint | None, boot_id: bytes) -> bool:
 
 
 def _note_lost_beginning(before: _Files, clock: Clock) -> None:
-    """Reports segments that are missing though retention did not remove them."""
+    """Reports missing segments that retention did not remove."""
     path = before.directory / NAME
     begins = read_log_start(path)
     start = before.segments.first.start if len(before.segments) else 0
@@ -397,7 +397,7 @@ def _load_table(path: Path) -> QueueTable | None:
         document = load_document(path)
         return None if document is None else decode_table(document)
     except CorruptRecord as error:
-        # The log knows all that is in it.
+        # The log has everything that the table had.
         log.error("the queue table is lost, the whole log is read instead: %s", error)
         return None
 
@@ -405,7 +405,7 @@ def _load_table(path: Path) -> QueueTable | None:
 def _save_progress(
     before: _Files, position: int, epoch: int, store_id: int, on_progress: OnProgress
 ) -> None:
-    """Saves the state of a recovery that has much to read, so that the next need not repeat it."""
+    """Saves the state of a long recovery, so that the next one need not repeat it."""
     newest = before.checkpoint_file.newest
     try:
         _write_tails(before.queues, on_progress)
@@ -427,7 +427,7 @@ def _save_progress(
             dispatched_through=position,
             queues_synced_through=position,
             clean=False,
-            # Of what lies ahead, pages may still be lost with the system that wrote it.
+            # Pages behind this position may still be lost with the system that wrote them.
             boot_id=newest.boot_id if newest else before.boot_id,
         )
     )
@@ -440,7 +440,7 @@ def _settle(
     started_clean: bool,
     on_progress: OnProgress,
 ) -> None:
-    """Makes what recovery found the state on disk."""
+    """Makes the result of recovery the state on disk."""
     if before.tail_cut.end_offset is not None:
         _finish_cut(before, checkpointer, recovered, on_progress)
         return
@@ -465,16 +465,16 @@ def _settle(
 def _finish_cut(
     before: _Files, checkpointer: Checkpointer, recovered: Recovered, on_progress: OnProgress
 ) -> None:
-    """Sees to it that nothing on the disk knows of what was cut.
+    """Makes sure that no file on the disk refers to the cut part of the log.
 
     Raises:
         DiskFull: No room; the next start tries again.
     """
     before.queues.trim()
     _write_tails(before.queues, on_progress)
-    # The mark of how far the log is synced is synced with the checkpoint.
+    # The synced mark is synced together with the checkpoint.
     before.checkpoint_file.note_synced(recovered.store_id, recovered.end)
-    for _ in range(2):  # the copy of the table of before, too
+    for _ in range(2):  # the second save replaces the backup of the old table, too
         checkpointer.save_now()
     before.tail_cut.finish()
 

@@ -1,4 +1,4 @@
-"""Shows a consume queue as it is: its entries, and whether they lead to what they should."""
+"""Shows a consume queue as it is: its entries, and whether they lead to the right batches."""
 
 from itertools import groupby
 
@@ -28,7 +28,7 @@ class QueueInspector:
     Args:
         queues: Consume queues.
         files: Descriptors of their files.
-        commitlog: The log that they lead to.
+        commitlog: The log that the entries lead to.
     """
 
     def __init__(self, queues: ConsumeQueues, files: OpenFiles, commitlog: CommitLog) -> None:
@@ -72,7 +72,7 @@ class QueueInspector:
         return rows, missing
 
     def _checked(self, queue: ConsumeQueue, run: list[_Row]) -> list[StoredEntry]:
-        """Neighbours that lead to the same batch, with what is wrong with them."""
+        """Neighbours that lead to the same batch, with their faults."""
         _, place, extent, _ = run[0]
         if place == VOID_OFFSET:
             problem = "lost: the log was damaged where its batch was"
@@ -85,7 +85,7 @@ class QueueInspector:
         first, stop = header.base_queue_offset, header.base_queue_offset + header.message_count
         its = [row for row in run if first <= row[0] < stop]
         hashes = b"".join(row[3].to_bytes(8, "little") for row in its)
-        # A part cannot be checked: the check is that of all messages of the batch.
+        # A part of a batch cannot be checked: the check covers all its messages.
         is_whole = len(its) == header.message_count
         is_sound = not is_whole or check_in(place, extent) == check_of(offset, size, hashes)
         own = "" if is_sound else "damaged: its tag hashes fail their check"

@@ -1,10 +1,10 @@
-"""Puts a consume queue right that led to a wrong place, while the broker goes on.
+"""Repairs a consume queue that led to a wrong place, while the broker goes on.
 
 Either an entry of the queue is damaged, or the batch that it leads to. The log
 decides: it is read from its start, slice by slice, and every entry of the queue
-that differs is written anew. Messages whose batch is gone get void entries, so
-that consumers pass them, and the damage is reported. Queues are repaired one
-after the other; one that was not helped rests for a while.
+that differs is written anew. Messages whose batch is lost get void entries, so
+that consumers skip them, and the damage is reported. Queues are repaired one
+after the other; a queue whose repair changed nothing rests for a while.
 """
 
 import logging
@@ -28,9 +28,9 @@ log = logging.getLogger(__name__)
 SLICE_BYTES: Final = 4 * MIB
 """Part of the log that is read in one step."""
 MIN_REST_MS: Final = 60_000
-"""Rest of a queue whose repair changed nothing, or could not be done: at least so long,"""
+"""Shortest rest of a queue whose repair changed nothing, or was not possible."""
 RESTS: Final = 10
-"""and so many times as long as the repair took."""
+"""Such a rest lasts at least so many times as long as the repair took."""
 
 
 class QueueRepairs:
@@ -39,10 +39,10 @@ class QueueRepairs:
     Args:
         queues: All queues; writes the entries.
         segments: Files of the log.
-        damage: Gets what is damaged.
-        key: Of the store.
-        store_id: Of all records.
-        clock: For the labels of damage, and rests.
+        damage: List to which damage is added.
+        key: Key of the store.
+        store_id: Store id of all records.
+        clock: Clock for the labels of damage, and rests.
     """
 
     def __init__(
@@ -67,13 +67,13 @@ class QueueRepairs:
         self._rests: dict[ConsumeQueue, int] = {}
 
     def begin(self, queue: ConsumeQueue, queue_offset: int, reason: str, *, log_end: int) -> None:
-        """Has a queue compared with the log, if it is not waiting for that, or resting.
+        """Requests that a queue is compared with the log, unless it waits for that, or rests.
 
         Args:
             queue: The queue.
-            queue_offset: Where it is wrong.
-            reason: What is.
-            log_end: Where the log ends now.
+            queue_offset: Queue offset of the fault.
+            reason: Fault that a reader found.
+            log_end: Commit-log offset of the log's present end.
         """
         now_ms = self._clock.monotonic_ms()
         self._rests = {one: until for one, until in self._rests.items() if now_ms < until}
@@ -88,7 +88,7 @@ class QueueRepairs:
         )
         if queue.tail:
             try:
-                self._queues.write(queue)  # only what is in files is put right
+                self._queues.write(queue)  # only entries in files are repaired
             except StorageError as error:
                 self._stays(queue, error, 0)
                 return
@@ -108,7 +108,7 @@ class QueueRepairs:
         return queue in self._waiting
 
     def step(self) -> bool:
-        """Does a step of some milliseconds; True if there is more."""
+        """Does a step of some milliseconds; True if there is more to do."""
         if not self._waiting:
             return False
         queue, repair = next(iter(self._waiting.items()))
@@ -147,7 +147,7 @@ class QueueRepair:
     """The repair of one queue. The queue may be read and appended to meanwhile.
 
     Attributes:
-        written: Entries that were written anew.
+        written: Number of entries that were written anew.
     """
 
     def __init__(
@@ -162,17 +162,17 @@ class QueueRepair:
         store_id: int,
         clock: Clock,
     ) -> None:
-        """Prepares it.
+        """Prepares the repair.
 
         Args:
             queue: The queue.
             queues: All queues; writes the entries.
             segments: Files of the log.
-            damage: Gets what is damaged.
-            end: Where the log ends now; all of it was written by then.
-            key: Of the store.
-            store_id: Of all records.
-            clock: For the labels of damage.
+            damage: List to which damage is added.
+            end: Commit-log offset of the log's present end; everything before it is written.
+            key: Key of the store.
+            store_id: Store id of all records.
+            clock: Clock for the labels of damage.
         """
         self._queue = queue
         self._queues = queues
@@ -183,7 +183,7 @@ class QueueRepair:
         self._position = segments.first.start
         self._scanner = LogScanner(segments, key=key, store_id=store_id)
         self._epoch = 0
-        # What is in memory was never on a disk and is right.
+        # Entries in memory were never on a disk and are right.
         self._limit = queue.written
         self._expected = queue.first
         self.written = 0
@@ -192,7 +192,7 @@ class QueueRepair:
         """Does the repair; one step takes some milliseconds.
 
         Raises:
-            StorageError: The log cannot be read, or the queue not be written.
+            StorageError: The log cannot be read, or the queue cannot be written.
         """
         try:
             while self._position < self._end:
@@ -211,7 +211,7 @@ class QueueRepair:
         )
 
     def _read_slice(self) -> None:
-        # Retention may have gone on since the slice before.
+        # Retention may have removed segments since the slice before.
         self._expected = max(self._expected, self._queue.first)
         start = max(self._position, self._segments.first.start)
         stop = min(start + SLICE_BYTES, self._end)

@@ -1,20 +1,18 @@
 """Finds the true end of the log, and brings everything derived from it up to there.
 
-The log is read from where the queue table ends. Before the synced mark a record
-that fails its checks is damage: it is passed over and reported, and what stands
-behind it is kept. Behind the mark it is a torn tail: the log ends there, or at the
-marker of the group that it is in, and the tail is cut durably. Only if the system has
-not restarted, so that no page was lost, a bad record with good ones behind it, and
-behind its group, is damage there too. Without a checkpoint nobody knows which of that it is: then
-nothing counts of a group of the last segments that is not whole. Opening a store that was closed in
-order is the same, only that there is nothing to read.
+The log is read from the end of the queue table. Before the synced mark a record that fails its
+checks is damage: recovery skips and reports it, and keeps the records behind it. Behind the mark it
+is a torn tail: the log ends there, or at the marker of the group that the record belongs to, and
+the tail is cut durably. If the system has not restarted, no page was lost; only then a bad record
+is damage there, too, if good records follow it and its group. Without a checkpoint it is unknown
+which of that is true: then no record counts of a group of the last segments that is not whole. A
+store that was closed in order is opened in the same way, except that there is nothing to read.
 
-First, what the page cache shows behind the synced mark is compared with the disk, which does
-not have it after a failed sync; a segment that differs is copied into a new file.
+First, the pages in the page cache behind the synced mark are compared with the disk, which lacks
+them after a failed sync; a segment that differs is copied into a new file.
 
-A crash in the middle of recovery does no harm: nothing is changed before the
-end was found (a copy of a segment is the same), and the
-steps of the cut are in an order that can be repeated.
+A crash in the middle of recovery does no harm: nothing is changed before the end was found (a copy
+of a segment has the same content), and the steps of the cut are in an order that can be repeated.
 """
 
 import logging
@@ -49,9 +47,9 @@ log = logging.getLogger(__name__)
 
 PROGRESS_EVERY_BYTES: Final = 8 * MIB
 PROGRESS_EVERY_RECORDS: Final = 2048
-"""Whichever comes first: some ten milliseconds."""
+"""Records between two reports of progress, or bytes: some ten milliseconds."""
 SAVE_EVERY_BYTES: Final = 1 * GIB
-"""Most bytes of the log that are read before progress is saved."""
+"""Largest number of bytes of the log that are read before progress is saved."""
 
 SaveProgress = Callable[[int, int], None]
 """Saves the derived state as complete to an offset; the second argument is the epoch."""
@@ -61,13 +59,13 @@ class Recovered(msgspec.Struct, frozen=True):
     """Result of recovery.
 
     Attributes:
-        end: Where the log goes on.
-        epoch: Of the next record: a new one if records are, or may be, lost.
+        end: Commit-log offset of the next record.
+        epoch: Epoch of the next record: a new one if records are, or may be, lost.
         store_id: Identity of the store; a new one if neither checkpoint nor log has one.
         read_bytes: Log bytes that were checked.
-        cut_bytes: Of the torn tail.
-        recorded_epoch: Of the newest record, 0 if that is not known.
-        queues_synced_through: Consume queue files are on disk to here.
+        cut_bytes: Bytes of the torn tail.
+        recorded_epoch: Epoch of the newest record, 0 if that is not known.
+        queues_synced_through: Commit-log offset up to which consume queue files are on disk.
     """
 
     end: int
@@ -103,18 +101,18 @@ class LogRecovery:
 
         Args:
             segments: Files of the log.
-            key: Of the store.
-            queues: Empty; filled by the run.
-            states: Empty; filled by the run.
-            epochs: Of the log; gets those that the log records.
-            tail_cut: A cut of the log's end that is to be done, up to the note that it is.
+            key: Key of the store.
+            queues: Consume queues; empty, and filled by the run.
+            states: Last batches of producers; empty, and filled by the run.
+            epochs: Epochs of the log; those that the log records are added.
+            tail_cut: A cut of the log's end that is to be completed, except for its note.
             files: Descriptors of consume queue files.
-            damage: Gets what is damaged.
-            checkpoint: The newest, None if it is lost or the store is new.
+            damage: List to which damage is added.
+            checkpoint: The newest checkpoint, None if it is lost or the store is new.
             same_boot: The system has not restarted since the checkpoint.
-            clock: For the labels of damage.
+            clock: Clock for the labels of damage.
             on_progress: Called now and then with the run's progress.
-            save_progress: Called when much was read, with everything saved up to there.
+            save_progress: Called after long reads, when everything up to there can be saved.
         """
         self._segments = segments
         self._key = key
@@ -133,7 +131,7 @@ class LogRecovery:
             segments,
             key=key,
             store_id=None if checkpoint is None else checkpoint.store_id,
-            # A search through damage may be long, and the process may be asked to stop.
+            # A search through damage may be long; the callback lets the process stop meanwhile.
             on_piece=lambda offset: self._report("searching the log", offset, offset),
         )
         self._applier = LogApplier(
@@ -145,13 +143,13 @@ class LogRecovery:
         self._queues_synced_through = 0
 
     def run(self, table: QueueTable | None) -> Recovered:
-        """Does everything.
+        """Does the whole recovery.
 
         Args:
             table: The queue table, None if it is lost or the store is new.
 
         Raises:
-            StorageError: The log is gone, of a newer version, or cannot be read.
+            StorageError: The log is missing, of a newer version, or cannot be read.
         """
         checkpoint = self._checkpoint
         if not len(self._segments):
@@ -174,9 +172,10 @@ class LogRecovery:
         finally:
             self._scanner.close()
         epoch = max(self._epoch, self._epochs.newest, checkpoint.epoch if checkpoint else 1)
-        # Without a torn tail, too: zeros may stand where records were that a client has read.
+        # Without a torn tail, too: there may be zeros in the place of records that a client has
+        # read.
         epoch += bool(torn_bytes) or is_cut or self._may_have_lost()
-        # If the log lost its end, others will stand where the rest of it was.
+        # If the log lost its end, other records will take the place of the lost ones.
         for topic, deleted_at in self._queues.deletions.items():
             self._queues.deletions[topic] = min(deleted_at, end)
         return Recovered(
@@ -190,7 +189,7 @@ class LogRecovery:
         )
 
     def _do_cut(self, table: QueueTable | None) -> QueueTable | None:
-        """Cuts the log where that was begun; returns the table if it can be used then."""
+        """Completes a cut of the log that was begun; returns the table if it is still valid."""
         end = self._tail_cut.end_offset
         if end is None:
             return table
@@ -207,15 +206,15 @@ class LogRecovery:
                 queues_synced_through=min(checkpoint.queues_synced_through, end),
                 clean=False,
             )
-        # It may be ahead of the log now, even where it covers less, since its rows are of later.
-        # Queues can be shortened, but not where a topic is missing that is deleted no more, nor
+        # The table may be ahead of the log now, even if it covers less, since its rows are newer.
+        # Queues can be shortened, except where a topic is missing whose deletion was cut, or
         # where their files may lack pages.
         if table is None or not self._same_boot:
             return None
         return None if any(at >= end for at in table.deletions.values()) else table
 
     def _may_have_lost(self) -> bool:
-        """Return True when records may be gone without a trace: the system died, or may have."""
+        """Return True when records may be lost without a trace: the system died, or may have."""
         checkpoint = self._checkpoint
         return checkpoint is None or not (checkpoint.clean or self._same_boot)
 
@@ -255,7 +254,7 @@ class LogRecovery:
         return None if lost is None else lost.topic
 
     def _load(self, table: QueueTable, checkpoint: Checkpoint) -> int:
-        """Takes up the table; returns where the log must be read from."""
+        """Loads the table; returns the commit-log offset from which the log must be read."""
         for row in table.queues:
             self._queues.add(row.topic, row.queue_id, first=row.first, end=row.end)
         self._states.load(table.producers)
@@ -266,11 +265,11 @@ class LogRecovery:
         start = min(table.head.through, checkpoint.dispatched_through)
         if start == table.head.through:
             self._epoch = table.head.epoch
-        # Nor are pages of queues believed that a sync may have failed for.
+        # Nor are pages of queues trusted that a sync may have failed for.
         trusted = self._same_boot and checkpoint.clean and not checkpoint.tails_left
         if checkpoint.queues_synced_through < table.head.through:
             if trusted:
-                # The stop left them to the next round, which else syncs what it wrote itself.
+                # The stop left them to the next round, which otherwise syncs only its own writes.
                 doubt_files(self._queues)
             else:
                 start = min(start, checkpoint.queues_synced_through)
@@ -283,7 +282,7 @@ class LogRecovery:
         return start
 
     def _learn_epochs(self, stop: int) -> None:
-        """Reads the log up to an offset for nothing but its epochs."""
+        """Reads the log up to an offset only for its epochs."""
         log.warning("the log is read from its beginning, since its epochs are not known")
         for found in self._scanner.walk(
             self._segments.first.start,
@@ -320,7 +319,8 @@ class LogRecovery:
             ):
                 reported_at = position
                 self._report("reading the log", position - start, total)
-            # Not inside of a group: who goes on there would take what is left of it.
+            # Not inside of a group: a recovery that goes on there would accept the rest of the
+            # group.
             may_save = position >= group_end and self._applier.rewritten is None
             if position - saved >= SAVE_EVERY_BYTES and may_save:
                 saved = position
@@ -346,8 +346,8 @@ class LogRecovery:
         if position < synced:
             return self._scanner.resync(position, synced, epoch=epoch) or synced
         if checkpoint is None or (self._same_boot and not checkpoint.clean):
-            # Nobody knows what was synced, or it does not matter: the death of a process
-            # tears nothing but its last write. What has good records behind it is damaged.
+            # It is unknown which bytes were synced, or it does not matter: the death of a process
+            # tears only its last write. A bad record with good ones behind it is damage.
             return self._scanner.resync(position, EVERYTHING, epoch=epoch)
         return None
 
@@ -361,14 +361,14 @@ class LogRecovery:
         checkpoint, segments = self._checkpoint, self._segments
         if checkpoint is not None:
             return EVERYTHING if checkpoint.clean else checkpoint.synced_through
-        # Nobody knows. What is full was synced soon after, and one segment is made ahead.
+        # Unknown. A full segment was synced soon after, and one segment is made ahead.
         return min((segment.start for segment in list(segments)[-2:]), default=0)
 
     def _cut_torn_tail(self, end: int) -> int:
-        """Makes sure that nothing behind the end is ever taken for a record.
+        """Makes sure that bytes behind the end never count as a record.
 
         Returns:
-            Bytes from the end to the last one that was not zero, 0 if there were none.
+            Number of bytes from the end to the last one that was not zero, 0 if there were none.
         """
         torn_bytes = self._scanner.last_byte(end) - end
         if torn_bytes:

@@ -1,13 +1,13 @@
-"""Retention: which log segments may go, and when writes are refused.
+"""Retention: the choice of log segments to remove, and the limit at which writes are refused.
 
 Pure: ages, hours and the room on the disk are given. Three rules, in this order:
 
 1. With ``clean_file_forcibly_enable``, at or past ``disk_space_clean_forcibly_ratio``, the
-   oldest segments go whatever their age, as many as bring the disk below that mark.
-2. Segments older than ``file_reserved_time`` go at once at or past
+   oldest segments are removed whatever their age, as many as bring the disk below that limit.
+2. Segments older than ``file_reserved_time`` are removed at once at or past
    ``disk_max_used_space_ratio``, else in the hours of ``delete_when``.
-3. No pass takes more than ``delete_files_batch_max``: whatever is wrong, an administrator
-   can still step in.
+3. No pass removes more than ``delete_files_batch_max``: in case of an error an administrator
+   can still intervene.
 
 Ages are measured by the wall clock, because they go on while the broker does not
 run. A clock that is set forward would make everything old at once; see ``AgeClock``.
@@ -24,16 +24,16 @@ from mqmesh.storage.interface import StoreConfig
 
 HOUR_MS: Final = 3_600_000
 JUMP_MS: Final = 60_000
-"""Most that the wall clock may gain on the monotonic one between two looks at them."""
+"""Largest gain of the wall clock on the monotonic one between two readings that is no leap."""
 RESUME_BELOW_PERCENT: Final = 1
-"""Writing goes on when the disk is so far below the mark: else it would flicker there."""
+"""Distance below the limit at which writing goes on: else writes would flicker on and off."""
 
 
 class SealedFile(msgspec.Struct, frozen=True, gc=False):
     """A log segment that is not written to any more.
 
     Attributes:
-        size: Of its blocks on the disk, in bytes.
+        size: Size of its blocks on the disk, in bytes.
         modified_ms: Wall-clock time of its last write.
     """
 
@@ -42,12 +42,12 @@ class SealedFile(msgspec.Struct, frozen=True, gc=False):
 
 
 class Verdict(msgspec.Struct, frozen=True, gc=False):
-    """Decision about the segments that may go now.
+    """Decision about the segments to remove now.
 
     Attributes:
-        count: So many of the oldest segments.
-        reason: Why, for people.
-        forced: Before their time, since the disk is full.
+        count: Number of the oldest segments to remove.
+        reason: Reason for the decision, for people.
+        forced: The segments are removed before their time, since the disk is full.
     """
 
     count: int
@@ -62,10 +62,10 @@ def files_to_delete(
 
     Args:
         files: All sealed segments, oldest first.
-        space: Of their file system.
+        space: Room of their file system.
         now_ms: Time to measure ages with, see ``AgeClock``.
-        hour: Of the day, local time, 0 to 23.
-        config: Marks and times.
+        hour: Hour of the day, local time, 0 to 23.
+        config: Limits and times.
     """
     percent = space.used_percent
     reserved_ms = config.file_reserved_time * HOUR_MS
@@ -88,8 +88,8 @@ def files_to_delete(
 def count_older(files: Sequence[SealedFile], limit_ms: int) -> int:
     """Count the files, from the oldest, that were last written at or before a time.
 
-    A file is at least as old as those that follow it, whatever its own time says: one
-    that was written while the clock was ahead would hold back all others for ever.
+    A file is at least as old as those that follow it, whatever its own time is: a file
+    that was written while the clock was ahead would otherwise hold back all others for ever.
     """
     for index in range(len(files), 0, -1):
         if files[index - 1].modified_ms <= limit_ms:
@@ -98,7 +98,7 @@ def count_older(files: Sequence[SealedFile], limit_ms: int) -> int:
 
 
 def _enough_files(files: Sequence[SealedFile], space: Space, percent: int) -> int:
-    """Count the oldest files that bring the disk below a mark; all, if that is too few."""
+    """Count the oldest files whose removal brings the disk below a limit; at most all."""
     too_much = space.used - (space.used + space.available) * percent / 100
     for count, file in enumerate(files, 1):
         too_much -= file.size
@@ -113,15 +113,15 @@ def hours_of(delete_when: str) -> frozenset[int]:
 
 
 class AgeClock:
-    """The wall clock, less what it has leaped.
+    """The wall clock, without its leaps.
 
-    Time by which it gains on the monotonic clock, and time that the broker was not
-    running, does not make files older until files are kept for once ``reserved_ms``
-    longer: then all that was there before the leap is old by any clock.
+    Time by which it gains on the monotonic clock, and time in which the broker did not
+    run, does not make files older until files were kept for ``reserved_ms`` once more:
+    then all files from before the leap are old by any clock.
 
     Attributes:
         jumps: Leaps, forward or back, that were noticed while running.
-        reserved_ms: How long files are kept.
+        reserved_ms: Time for which files are kept.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class AgeClock:
         Args:
             monotonic_ms: Monotonic clock.
             wall_ms: Wall clock.
-            reserved_ms: How long files are kept.
+            reserved_ms: Time for which files are kept.
             last_alive_ms: Wall-clock time of the last sign of life of the run before; None if
                 there was none.
         """
@@ -162,14 +162,14 @@ class WriteGate:
     """Refuses writes while the disk is too full, and lets them in again by itself.
 
     Attributes:
-        refusal: Text of the error for producers; None while writes are welcome.
+        refusal: Text of the error for producers; None while writes are allowed.
     """
 
     def __init__(self, limit_percent: int) -> None:
         """Starts open.
 
         Args:
-            limit_percent: At or past it writes are refused.
+            limit_percent: Used part of the disk at or past which writes are refused.
         """
         self._limit_percent = limit_percent
         self.refusal: str | None = None
@@ -178,13 +178,13 @@ class WriteGate:
         """Refuses a write while the gate is closed.
 
         Raises:
-            DiskFull: It is; the sentence says how full the disk is and which setting counts.
+            DiskFull: It is closed; the message names the used part of the disk and the setting.
         """
         if self.refusal is not None:
             raise DiskFull(self.refusal)
 
     def look(self, space: Space) -> bool:
-        """Takes note of the room on the disk; True if the gate has opened or closed."""
+        """Updates the gate for the room on the disk; True if it has opened or closed."""
         percent, limit = space.used_percent, self._limit_percent
         was_closed = self.refusal is not None
         if percent >= limit - (RESUME_BELOW_PERCENT if was_closed else 0):

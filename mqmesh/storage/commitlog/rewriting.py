@@ -1,12 +1,13 @@
-"""Takes what the page cache shows behind the synced mark to the disk, before recovery believes it.
+"""Brings the pages in the page cache behind the synced mark to the disk, before recovery reads
+them.
 
-What is read after a crash may be in the page cache only, see ``disk_check.py``. A segment that the
-disk has as it is shown stays as it is. Of any other all goes into a new file: to write into the
-same file again is not enough, since of its blocks, too, the system may know more than the disk.
-The new file is synced and takes the name of the old one; a crash leaves the one or the other, and
-``Segments`` removes a new one that was not finished. Where the disk has no room for that, pages
-are dropped and written anew one by one, and what the disk has is compared once more; the log says
-so where it differs after all: a full disk must not keep the store from being read.
+After a crash, pages that are read may be in the page cache only, see ``disk_check.py``. A segment
+that is the same on the disk stays as it is. All of any other is copied into a new file. Writing
+into the same file again is not enough, since the system may also hold newer states of its blocks
+than the disk. The new file is synced and takes the name of the old one. A crash leaves one of the
+two, and ``Segments`` removes an unfinished new one. If the disk has no room for the copy, pages are
+dropped and written anew one by one, and the file is compared with the disk once more; if it still
+differs, this is logged, since a full disk must not keep the store from being read.
 """
 
 import contextlib
@@ -33,15 +34,15 @@ SECTOR_BYTES: Final = 4096
 
 
 def rewrite(segments: Segments, since: int, on_piece: Callable[[int], None]) -> None:
-    """Makes sure that the disk has what the log's files show. Nobody may have them mapped.
+    """Makes sure that the disk has the same bytes as the log's files. No file may be mapped.
 
     Args:
         segments: Files of the log.
-        since: Commit-log offset before which all was synced without an error.
+        since: Commit-log offset before which the log was synced without an error.
         on_piece: Called with the commit-log offset of each compared or copied piece; may raise.
 
     Raises:
-        StorageError: The disk refuses; of each file the old or the new one is there.
+        StorageError: The disk reports an error; of each file the old or the new one is there.
     """
     for segment in list(segments):
         if segment.end <= since:
@@ -75,7 +76,7 @@ class _Copy:
         self._unreadable_bytes = 0
 
     def close(self) -> None:
-        """Closes the files; what is not finished is given up."""
+        """Closes the files; an unfinished copy is removed."""
         for fd in (self._old, self._new):
             if fd >= 0:
                 os.close(fd)
@@ -100,15 +101,15 @@ class _Copy:
         return True
 
     def write_in_place(self, start: int) -> None:
-        """Writes all behind a position over itself, with pages that know nothing of before."""
+        """Writes all bytes behind a position over themselves, with new pages in the page cache."""
         for position, piece in self._pieces(start - start % PIECE_BYTES):
-            # A kill between these two loses a piece that the disk may not have had anyway.
+            # A kill between these two calls loses a piece that the disk may not have had anyway.
             os.posix_fadvise(self._old, position, len(piece), os.POSIX_FADV_DONTNEED)
             _write(self._old, piece, position)
             self._on_piece(self._segment.start + position)
 
     def _has_room(self) -> bool:
-        """Takes the blocks that the new file will need."""
+        """Allocates the blocks that the new file will need."""
         segment = self._segment
         try:
             os.ftruncate(self._new, os.fstat(self._old).st_size)
@@ -122,9 +123,9 @@ class _Copy:
         return True
 
     def _pieces(self, start: int) -> Iterator[tuple[int, bytes]]:
-        """Yield the file's data from a position on, but for holes and what cannot be read.
+        """Yield the file's data from a position on, except for holes and unreadable bytes.
 
-        By reading and writing: a copy that the file system makes may share what the disk has.
+        It reads and writes: a copy that the file system makes may share blocks of the disk.
         """
         for low, high in list(data_ranges(self._old, start, self._segment.size)):
             position, size = low, PIECE_BYTES
@@ -148,7 +149,7 @@ class _Copy:
                 position += len(piece)
 
     def _keep_old(self) -> None:
-        """Gives the old file a second name, since the new one lacks what could not be read."""
+        """Gives the old file a second name, since the new one lacks unreadable bytes."""
         number = 1
         while Path(aside := f"{self._segment.path}.damaged-{number}").exists():
             number += 1

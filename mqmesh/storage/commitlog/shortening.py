@@ -1,8 +1,8 @@
-"""Takes back what queues and producers' last batches have of a part of the log that was cut.
+"""Removes a cut part of the log from queues and from producers' last batches.
 
-The queues end where their first batch behind the cut stood. A producer with batches there has lost
-older ones to them, since only the last few are remembered; these are read from the log again, so
-that a repetition is known as if the rest had never been.
+Each queue ends where its first batch behind the cut was. For a producer with batches there, older
+ones were forgotten in their favour, since only the last few are remembered. The older ones are read
+from the log again, so that a repetition is recognised as if the cut part had never existed.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ from mqmesh.storage.queues.producer_states import ProducerStates, StoredBatch, s
 from mqmesh.storage.queues.queue_minimum import first_at_or_behind
 
 MOST_LOOKED_AT: Final = 16_384
-"""Batches of a queue among which those of its producers are looked for."""
+"""Batches of a queue that are searched for those of its producers."""
 ENTRIES_AT_ONCE: Final = 4_096
 
 
@@ -35,18 +35,18 @@ def shorten(
     *,
     end_offset: int,
 ) -> None:
-    """Makes queues and producers' last batches what they were when the log ended there.
+    """Restores queues and producers' last batches to their state when the log ended there.
 
     Args:
-        queues: Without tails.
-        states: Producers' last batches.
+        queues: Consume queues, without tails.
+        states: Last batches of producers.
         files: Descriptors of consume queue files.
         scanner: Reads the log.
         end_offset: Commit-log offset where the log ends now.
 
     Raises:
         CorruptRecord: Entries are missing, or a batch is.
-        StorageError: The disk refuses to read.
+        StorageError: The disk reports a read error.
     """
     for queue in queues:
         queue.rewind(first_at_or_behind(queue, files, end_offset))

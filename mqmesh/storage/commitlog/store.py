@@ -1,16 +1,16 @@
-"""CommitLogStore: puts the parts together; the default backend.
+"""CommitLogStore: joins the parts of a store; the default backend.
 
 Files of a store's directory, all described in ``docs/storage-format.md``::
 
     lock                one process at a time
-    checkpoint          how far everything is, two slots
-    store-key           proves that a record is this store's; twice
+    checkpoint          extent of the log and of everything derived, two slots
+    store-key           the key that proves a record to be this store's; twice
     queue-table         bounds of all queues, last batches of producers
-    damaged-ranges      what is lost, if anything is
-    epochs              which began where in the log
-    log-cut             where the log is being cut, if it is
-    commitlog/          the segments: the truth
-    consumequeue/       derived from it
+    damaged-ranges      ranges of the log that are lost, if any
+    epochs              the epochs of the log, and where each began
+    log-cut             the offset at which the log is being cut, if it is
+    commitlog/          the segments: the source of truth
+    consumequeue/       derived from them
 """
 
 import logging
@@ -87,7 +87,7 @@ class CommitLogStore(MessageStore):
     """A commit log, consume queues that point into it, and the threads that sync them.
 
     Attributes:
-        repair: What a disk has changed in the log.
+        repair: Search and repair of damage by a disk.
         retention: Removes old messages.
         inspector: Shows consume queues as they are.
     """
@@ -109,7 +109,7 @@ class CommitLogStore(MessageStore):
         self._config = config
         self._reopen = reopen
         self._sync_flush = config.flush_disk_type is FlushDiskType.SYNC_FLUSH
-        # How far consumers may see; None: all.
+        # Returns the end of the part that consumers may see; None: all.
         self._shown_to: Callable[[], int] | None = self._durable if self._sync_flush else None
         self._shown_before = 0
         self._put_batches = 0
@@ -177,7 +177,7 @@ class CommitLogStore(MessageStore):
         """Opens a store, recovering it first if it was not closed in order.
 
         Args:
-            directory: Where its files are; made if need be.
+            directory: Directory of the files; made if need be.
             config: Settings.
             clock: Source of time, for labels.
             wake: Called from the flush thread when ``durable_offset`` has moved or the
@@ -186,8 +186,8 @@ class CommitLogStore(MessageStore):
             machine: Disk and threads; tests pass a disk that fails.
 
         Raises:
-            StoreLocked: Another process has it open.
-            StorageError: It cannot be opened.
+            StoreLocked: Another process has the store open.
+            StorageError: The store cannot be opened.
         """
         open_it = partial(
             open_parts,
@@ -209,7 +209,7 @@ class CommitLogStore(MessageStore):
     ) -> list[PutResult]:
         """Implement ``MessageStore.put``."""
         commitlog, flusher, queues = self._log, self._flusher, self._queues
-        # Every send comes by here: what is nearly always right is looked at without a call.
+        # Every send runs this: conditions that are nearly always true are tested without a call.
         if self._closed or self._failure is not None or flusher.error is not None:
             self._check_writable()
         if self._cleaner.gate.refusal is not None and not despite_full:
@@ -283,7 +283,7 @@ class CommitLogStore(MessageStore):
         return GetResult(GetStatus.FOUND, QueueOffset(following), *bounds, data, count)
 
     def _repair(self, queue: ConsumeQueue, queue_offset: int, reason: str) -> CorruptRecord:
-        """Have a queue compared with the log; return the error for its readers meanwhile."""
+        """Request a comparison of a queue with the log; return the error for readers meanwhile."""
         self._repairs.begin(queue, queue_offset, reason, log_end=self._log.end)
         where = f"offset {queue_offset} of queue {queue.queue_id} of {queue.topic!r}"
         return CorruptRecord(f"{where} is damaged: {reason}")
@@ -378,7 +378,7 @@ class CommitLogStore(MessageStore):
         self._check_open()
         cut = self._parts.epochs.lost_since(epoch)
         if epoch < self._log.epoch:
-            # If the newest epoch has no record yet, the next one stands there.
+            # If the newest epoch has no record yet, its first one will begin there.
             cut = self._log.end if cut is None else min(cut, self._log.end)
         if cut is None:
             return None
@@ -426,7 +426,7 @@ class CommitLogStore(MessageStore):
         if self._closed or self._failure is not None or self._flusher.error is not None:
             self._check_writable()
         if self._cleaner.gate.refusal is not None and not self._cleaner.retention_offset:
-            # While retention waits for somebody, it is for more of the log: that makes room.
+            # Retention that waits for a holder of the log waits for more of it: that makes room.
             self._cleaner.gate.check()
         if self._queues.unwritten_bytes >= self._queues.most_unwritten_bytes:
             self._applier.make_room()
@@ -439,7 +439,7 @@ class CommitLogStore(MessageStore):
             for record in records:
                 self._applier.apply(record)
         except (StorageError, OSError) as error:
-            # The log has what queues lack; the next start makes them one.
+            # The log has records that queues lack; the next start adds them.
             self._failure = f"records were added that cannot be applied: {error}"
             log.critical("the store stops: %s", self._failure)
             raise StoreClosed(self._failure) from error
@@ -464,7 +464,7 @@ class CommitLogStore(MessageStore):
         try:
             self._take_over(self._reopen(lock))
         except BaseException as error:
-            self._closed = True  # the next start does the rest
+            self._closed = True  # the next start completes the cut
             if isinstance(error, StorageError):
                 raise StoreClosed(f"the log cannot be cut: {error}") from error
             raise
@@ -481,8 +481,8 @@ class CommitLogStore(MessageStore):
 
     def epochs(self) -> Sequence[EpochStart]:
         """Implement ``ReplicableLog.epochs``."""
-        # The table is on the disk before the first record of an epoch is, which a power cut, or a
-        # full disk, may take. The winner of an election by an epoch must have a record of it.
+        # The table is on the disk before the first record of an epoch is, and a power cut or a
+        # full disk may take that record. The winner of an election by an epoch must have one.
         starts, end = self._parts.epochs.starts, max(self._log.end, self._log.start + 1)
         return starts[: bisect_left(starts, end, key=attrgetter("start_offset"))]
 
@@ -587,7 +587,7 @@ class CommitLogStore(MessageStore):
         )
 
     def wait_for_chores(self) -> None:
-        """Blocks until the helper thread has done what it was asked for; for tests."""
+        """Blocks until the helper thread has done all requested tasks; for tests."""
         if not self._closed:
             self._parts.chores.submit(lambda: None).result()
 
@@ -617,7 +617,7 @@ class CommitLogStore(MessageStore):
         self._parts.resources.close()
 
     def _see(self) -> None:
-        """Lets consumers see what they may."""
+        """Lets consumers see the log up to its limit for them."""
         if self._shown_to is not None:
             self._applier.see(self._shown_to())
 

@@ -1,1 +1,1 @@
-"""The message index: what follows the log, and finds messages by key and id."""
+"""The message index: follows the log, and finds messages by key and id."""

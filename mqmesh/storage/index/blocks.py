@@ -1,4 +1,4 @@
-"""Runs of sorted entries, in blocks: what the index keeps in LMDB.
+"""Runs of sorted entries, in blocks: the index's values in LMDB.
 
 A run is a number of entries, sorted, cut into blocks that each fill one page.
 A search in a run takes one step of LMDB and one look into a block, and writing
@@ -18,9 +18,9 @@ value:
 24       …     array entries, 1 to 202
 ======== ===== ===== ===========================================================
 
-The blocks of a run tile all there is: whatever is looked for lies between low
-and high of exactly one of them. So a block that is damaged, missing or led to
-by a wrong way of LMDB's own is always noticed, also by a search that finds nothing.
+The blocks of a run cover all possible entries without gaps: any entry lies between low and high of
+exactly one of them. So a block that is damaged, missing or found by an error of LMDB is always
+noticed, also by a search without a result.
 """
 
 from collections.abc import Iterable, Sequence
@@ -32,11 +32,11 @@ from mqmesh.storage.index.entries import ENTRY_SIZE, HASH_SIZE
 from mqmesh.storage.lmdb.env import LmdbEnv, Pair
 
 BLOCK_ENTRIES: Final = 202
-"""With 16 bytes of LMDB's they fill a page of 4 KiB."""
+"""Entries of a block; with 16 bytes of LMDB's they fill a page of 4 KiB."""
 
 LOWEST: Final = bytes(ENTRY_SIZE)
 BEYOND: Final = b"\xff" * ENTRY_SIZE
-"""Behind every entry: no record has room at such a place."""
+"""Place behind every entry: no record has room there."""
 
 _RUN_SIZE: Final = 4
 _FIRST_ENTRY: Final = 4 + ENTRY_SIZE
@@ -55,10 +55,10 @@ def encode_run(
     """Blocks of a run, or of a stretch of it.
 
     Args:
-        run: Its number, u32.
-        entries: Sorted; a stretch may have none.
-        low: Where the stretch begins; not behind the first entry.
-        high: Where it ends; behind the last entry.
+        run: Number of the run, u32.
+        entries: Sorted entries; a stretch may have none.
+        low: Start of the stretch; not behind the first entry.
+        high: End of the stretch; behind the last entry.
 
     Returns:
         Keys and values, sorted.
@@ -79,7 +79,7 @@ def block_entries(pair: Pair) -> bytes:
     """Return the entries of a block, one behind the other.
 
     Raises:
-        CorruptRecord: It fails its checks.
+        CorruptRecord: The block fails its checks.
     """
     key, value = pair
     if (
@@ -97,13 +97,13 @@ def block_high(value: bytes) -> bytes:
 
 
 class RunReader:
-    """Looks into the runs of one environment."""
+    """Reads the runs of one environment."""
 
     def __init__(self, env: LmdbEnv) -> None:
-        """Takes the environment; it stays its owner's.
+        """Takes the environment, which the caller still owns.
 
         Args:
-            env: Holds the runs.
+            env: Environment that holds the runs.
         """
         self._env = env
 
@@ -114,11 +114,11 @@ class RunReader:
             run: Number of the run; it has entries.
             wanted: The hash.
             below: Only places before this one, u32.
-            most: Stop when there are as many.
+            most: Stop at this number of places.
 
         Raises:
             CorruptRecord: The run is damaged.
-            StorageError: It cannot be read.
+            StorageError: The run cannot be read.
         """
         found: list[int] = []
         target = wanted + below.to_bytes(ENTRY_SIZE - HASH_SIZE, "big")
@@ -128,12 +128,12 @@ class RunReader:
             low = key[_RUN_SIZE:]
             if low[:HASH_SIZE] < wanted or low == LOWEST:
                 break
-            # Its first entry is one that is looked for: there may be others in the block before.
+            # The first entry of the block matches: there may be others in the block before.
             target = (int.from_bytes(low, "big") - 1).to_bytes(ENTRY_SIZE, "big")
         return found[:most]
 
     def _block(self, run: int, entry: bytes) -> Pair:
-        """Return the block whose tile an entry lies in."""
+        """Return the block between whose low and high an entry lies."""
         target = run_key(run, entry)
         pair = self._env.at_or_before(target)
         if pair is None or pair[0][:_RUN_SIZE] != target[:_RUN_SIZE]:
@@ -147,7 +147,7 @@ class RunReader:
 
         Raises:
             CorruptRecord: The run is damaged.
-            StorageError: It cannot be read.
+            StorageError: The run cannot be read.
         """
         found: list[bytes] = []
         position = low
@@ -177,7 +177,7 @@ def _places(entries: bytes, wanted: bytes, below: int) -> list[int]:
     at = entries.find(wanted)
     while at >= 0:
         if at % ENTRY_SIZE:
-            at = entries.find(wanted, at + 1)  # only looks like one: pieces of two others
+            at = entries.find(wanted, at + 1)  # a false match, made of pieces of two entries
             continue
         place = int.from_bytes(entries[at + HASH_SIZE : at + ENTRY_SIZE], "big")
         if place < below:

@@ -11,17 +11,16 @@ class IndexConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Settings of the index of keys and message ids, and of the process that makes it.
 
     Attributes:
-        enable: Index messages. Without, they cannot be looked up by key or id; by offset
-            they always can. What was stored meanwhile is indexed when it is turned on again.
-        query_timeout_ms: A query that took so long is answered with what was found, 10 to
+        enable: Index messages. Without it, they cannot be looked up by key or id; by offset
+            they always can. Messages stored meanwhile are indexed when it is turned on again.
+        query_timeout_ms: Time after which a query is answered with the messages found so far, 10 to
             60,000 ms.
-
         live_map_size: Room that LMDB reserves for the index of one log segment, 64 KiB to
             256 GiB. Address space only; it grows by itself.
-        step_bytes: Log indexed at one go, 64 KiB to 64 MiB. Larger steps cost less, and
-            queries wait for them.
-        niceness: How much the process stands back for others, 0 to 19. Lower it if the index
-            trails far behind on a machine that is never idle.
+        step_bytes: Bytes of the log indexed in one step, 64 KiB to 64 MiB. Larger steps cost less,
+            and queries wait for them.
+        niceness: Niceness of the process, 0 to 19. Lower it if the index trails far behind on a
+            machine that is never idle.
         max_open_environments: Log segments whose index is kept open, 2 to 10,000.
         max_queries: Queries at a time, 1 to 10,000; more are refused with SYSTEM_BUSY.
     """

@@ -1,8 +1,8 @@
 """Follows the commit log for the index process, a bounded step at a time.
 
-What has just been stored comes first. Only when that is done, or nearly so, are
-gaps filled (segments whose index is missing or not complete) and segments that
-are full sealed. Every query gets the number of bytes that are not indexed yet.
+The newest records come first. Only when these are done, or nearly so, are gaps filled (segments
+whose index is missing or not complete) and full segments sealed. Every query gets the number of
+bytes that are not indexed yet.
 """
 
 import logging
@@ -25,22 +25,22 @@ from mqmesh.units import MIB
 log = logging.getLogger(__name__)
 
 CLOSE_BYTES: Final = 16 * MIB
-"""Lag of the index below which other work gets its turn, too."""
+"""Lag of the index below which other work is done in turn with the newest records."""
 CATCH_UP_MS: Final = 1_000
-"""The log counts as growing fast for so long after the index trailed it by more than a step."""
+"""Time for which the log counts as growing fast after the index trailed it by more than a step."""
 SMALL_STEPS: Final = 8
 """A step that is smaller than usual by this factor is hashed at once even then."""
 PAUSES: Final = 15
 """While the log grows and the machine is crowded, other work is followed by a pause so many
 times as long: it may wait, and producers and consumers should not notice it."""
 BUSY_MS: Final = 1_000
-"""The log counts as growing for so long after it did."""
+"""Time for which the log counts as growing after it grew."""
 REFRESH_MS: Final = 5_000
-"""Interval of looks for vanished segments."""
+"""Interval of checks for vanished segments."""
 RETRY_MS: Final = 1_000
-"""After a full disk, or another error of the system's."""
+"""Pause after a full disk, or another error of the system's."""
 OTHER_RETRY_MS: Final = 30_000
-"""The same for what may wait."""
+"""Pause after an error in work that may wait."""
 
 Room = Callable[[], bool]
 """True while the disk has room for more index."""
@@ -53,14 +53,15 @@ class DispatcherStats(msgspec.Struct, frozen=True):
 
     Attributes:
         indexed_through: Commit-log offset to which the newest messages are indexed.
-        missing_bytes: Log bytes that queries do not see yet: behind that, and in gaps.
-        waiting: Why nothing is done at the moment, "" if there is no such reason.
+        missing_bytes: Log bytes that queries do not see yet: behind ``indexed_through``, and in
+            gaps.
+        waiting: Reason why no work is done at the moment, "" if there is none.
         segments: Segments with an index.
-        sealed: Those of them that are sealed.
+        sealed: Sealed segments among them.
         disk_bytes: Size of the index.
         batches: Batches indexed since the start.
         discarded: Parts removed because they could not be trusted.
-        skipped_bytes: Damaged log bytes that were passed over.
+        skipped_bytes: Damaged log bytes that were skipped.
         texts: Stretches of keys that are not sorted yet.
         at_rest: Everything is indexed, sorted and merged.
     """
@@ -83,10 +84,10 @@ class Dispatcher:
 
     Attributes:
         position: Commit-log offset to which the newest messages are indexed.
-        visible: To which the log may be read.
-        minimum: Before which the log is gone.
-        deletions: For each topic that was ever deleted, behind which offset it counts.
-        reader: The log.
+        visible: Commit-log offset up to which the log may be read.
+        minimum: Commit-log offset before which the log is removed.
+        deletions: For each topic that was ever deleted, the offset from which on it counts.
+        reader: Reader of the log.
     """
 
     def __init__(
@@ -100,16 +101,16 @@ class Dispatcher:
         step_bytes: int,
         room: Room,
     ) -> None:
-        """Looks at nothing yet; see ``begin``.
+        """Reads nothing yet; see ``begin``.
 
         Args:
-            log_directory: Where the segments are.
-            index: The index; stays its owner's.
-            key: Of the store whose log that is.
-            store_id: Of the store.
-            boot_id: Of the running system; zeros if it has none.
-            step_bytes: Log bytes to read in one step, about.
-            room: Asked before anything is written.
+            log_directory: Directory of the segments.
+            index: The index, which the caller still owns.
+            key: Key of the store that the log belongs to.
+            store_id: Identity of the store.
+            boot_id: Boot id of the running system; zeros if it has none.
+            step_bytes: Approximate number of log bytes to read in one step.
+            room: Called before anything is written.
 
         Raises:
             StorageError: The directory cannot be read.
@@ -143,15 +144,15 @@ class Dispatcher:
         self._retry_due_ms = 0
         self._waiting = ""
 
-    # ---- What the broker says ----------------------------------------------------------
+    # ---- Reports of the broker ---------------------------------------------------------
 
     def advance(self, visible: int, minimum: int, now_ms: int) -> None:
-        """Let the log be read up to here; the first time, the index is compared with it.
+        """Let the log be read up to an offset; the first call compares the index with the log.
 
         Args:
-            visible: Commit-log offset behind a whole record. It goes back when the log is cut,
-                which by rule reaches nothing that was read here.
-            minimum: Commit-log offset before which the log is gone.
+            visible: Commit-log offset behind a whole record. It goes back when the log is cut; by
+                rule a cut reaches no record that was read here.
+            minimum: Commit-log offset before which the log is removed.
             now_ms: Monotonic clock.
 
         Raises:
@@ -174,14 +175,14 @@ class Dispatcher:
             self._check_course()
 
     def _check_course(self) -> None:
-        """Compares the index with the log again if that was cut where it had been read.
+        """Compares the index with the log again if the log was cut in its indexed part.
 
-        Only what is confirmed is read, which no cut reaches but that of an election that may
+        Only confirmed records are read, which no cut reaches except that of an election that may
         lose messages. Offsets do not show a cut, since the log may be as long again by now. The
-        last record does: a cut takes it away, and no other one has its checksum.
+        last record does: a cut removes it, and no other record has its checksum.
         """
         mark = self._last_mark if self._last_offset < 0 else self.reader.mark_at(self._last_offset)
-        is_removed = not mark and self._last_offset < self.visible  # its whole segment, in time
+        is_removed = not mark and self._last_offset < self.visible  # its whole segment, expired
         if mark == self._last_mark or is_removed:
             return
         log.error(
@@ -201,7 +202,7 @@ class Dispatcher:
         self._begin()
 
     def _begin(self) -> None:
-        """Trusts nothing that does not fit this log as it is now."""
+        """Discards all parts that do not fit this log as it is now."""
         self._last_offset = -1
         for start in self._index.starts:
             part = self._index.part(start)
@@ -217,7 +218,7 @@ class Dispatcher:
             self.position = newest.start + self._through.get(newest.start, 0)
 
     def _mistrust(self, part: IndexPart, *, sealed: bool) -> str:
-        """Return the reason why a part is none of this log, "" if it is."""
+        """Return the reason why a part does not belong to this log, "" if it does."""
         head = part.head
         if head.store_id != self._store_id:
             return f"it is of store {head.store_id:#x}, not {self._store_id:#x}"
@@ -247,7 +248,7 @@ class Dispatcher:
             self.deletions[deletion.topic] = max(known, deletion.commitlog_offset)
 
     def _segment_before(self, offset: int) -> Segment | None:
-        """Return the segment that an offset ends in: of a boundary, the one before."""
+        """Return the segment that an offset ends in: for a boundary, the one before."""
         found = None
         for segment in self.segments:
             if segment.start < offset or found is None:
@@ -256,7 +257,7 @@ class Dispatcher:
 
     def _drop_vanished(self) -> None:
         if not len(self.segments):
-            return  # without any file there is nothing to compare with
+            return  # without any file there are no segments to compare with
         starts = {segment.start for segment in self.segments}
         gone = [start for start in self._index.starts if start not in starts]
         for start in gone:
@@ -278,7 +279,7 @@ class Dispatcher:
 
     @property
     def lag_bytes(self) -> int:
-        """By how much the index trails the log."""
+        """Number of bytes by which the index trails the log."""
         return max(0, self.visible - self.position)
 
     def step(self, now_ms: int) -> int | None:
@@ -288,7 +289,7 @@ class Dispatcher:
             now_ms: Monotonic clock.
 
         Returns:
-            After how many ms the next step is wanted; None if there is nothing to do before
+            Time in ms after which the next step is wanted; None if there is nothing to do before
             the log goes on.
         """
         if not self._started:
@@ -319,7 +320,7 @@ class Dispatcher:
         if lag > self._step_bytes:
             self._hurried_ms = now_ms
         is_hurried = now_ms - self._hurried_ms < CATCH_UP_MS
-        # Turn and turn about while there is both.
+        # While there is both, they take turns.
         is_turn = not lag or (lag < CLOSE_BYTES and not self._did_other)
         self._did_other = self._at_rest = False
         if is_turn and now_ms >= self._other_due_ms:
@@ -336,19 +337,19 @@ class Dispatcher:
                 return 0
             self._at_rest = True
         if lag:
-            # While the log grows fast, everybody else needs the machine.
+            # While the log grows fast, all other processes need the machine.
             self._follow(as_text=is_hurried and lag * SMALL_STEPS > self._step_bytes)
             return 0
         return max(0, self._other_due_ms - now_ms) or None
 
     def _follow(self, *, as_text: bool) -> None:
-        """Indexes what comes next."""
+        """Indexes the next records."""
         self._check_course()
         if not self.lag_bytes:
             return
         segment = self.segments.find(self.position) or self.segments.after(self.position)
         if segment is None or segment.start >= self.visible:
-            # The file that held it is gone.
+            # The file of these records was removed.
             self._skipped_bytes += self.lag_bytes
             self.position = self.visible
             return
@@ -357,12 +358,12 @@ class Dispatcher:
         self.position = self._extend(segment, as_text=as_text)
 
     def _extend(self, segment: Segment, *, as_text: bool = False) -> int:
-        """Indexes a step of a segment; returns the commit-log offset it then reaches."""
+        """Indexes a step of a segment; returns the commit-log offset that it then reaches."""
         start = segment.start
         part = self._index.part(start)
         if part is None:
             if start in self._index.suspects:
-                # To be checked first, which may take a while: the log does not wait for it.
+                # Its check may take a while, and the log does not wait for it.
                 self._index.discard(start, "it was not checked yet")
             part = self._index.create(
                 PartHead(store_id=self._store_id, boot_id=self._boot_id, segment_start=start)
@@ -388,7 +389,7 @@ class Dispatcher:
         except DiskFull:
             raise
         except StorageError as error:
-            # One error ends the life of an environment: nobody knows what its file holds.
+            # One error ends the life of an environment: the content of its file is unknown.
             self.lose(start, str(error))
             raise
         self._note(part)
@@ -410,7 +411,7 @@ class Dispatcher:
     def _drop_work(self) -> None:
         if self._work is not None:
             work, self._work = self._work, None
-            work.close()  # lets go of what it has open
+            work.close()  # closes its files
 
     def _next_work(self) -> _Work | None:
         suspects = self._index.suspects
@@ -419,7 +420,7 @@ class Dispatcher:
         gap = self._newest_gap()
         if gap is not None:
             return self._fill(gap)
-        # The newest segment and the oldest in turn: neither may wait for ever.
+        # The newest segment and the oldest take turns: neither may wait for ever.
         self._is_oldest_turn = not self._is_oldest_turn
         starts = self._index.starts
         for start in starts if self._is_oldest_turn else reversed(starts):
@@ -497,7 +498,7 @@ class Dispatcher:
         return missing
 
     def stats(self) -> DispatcherStats:
-        """Numbers about the work; cheap enough to be asked ten times a second."""
+        """Numbers about the work; cheap enough for ten calls a second."""
         starts = self._index.starts
         return DispatcherStats(
             indexed_through=self.position,

@@ -1,9 +1,9 @@
-"""Reads the commit log beside the broker: finds its files, and learns what the index needs.
+"""Reads the commit log beside the broker: finds its files, and extracts the index's data.
 
-Nothing here writes, and nothing touches what the broker has not yet said is there.
+Nothing here writes, and nothing reads beyond the offset that the broker has reported.
 Stretches of the log are read as ``LogScanner`` does it, through a map whose pages are
-brought in before: a file that was cut, or a bad sector, is known then. What cannot be
-brought in, and headers, are read by ``os.pread``.
+brought in before: that reports a file that was cut, or a bad sector, as an error. Pages that
+cannot be brought in, and headers, are read by ``os.pread``.
 """
 
 import contextlib
@@ -43,15 +43,15 @@ from mqmesh.units import KIB, MIB
 log = logging.getLogger(__name__)
 
 MOST_RAW_BYTES: Final = 32 * MIB
-"""A slice ends behind the batch with which its batches with keys have so much, uncompressed."""
-
+"""Limit of the uncompressed size of a slice's batches with keys; the slice ends behind the batch
+that reaches it."""
 SKIM_BYTES: Final = 16 * KIB
-"""A batch without keys of so many bytes is worth not being read as a whole."""
+"""Size from which on a batch without keys is not read as a whole."""
 SKIM_BATCHES: Final = 64
 """A slice of such batches ends after so many."""
 
 VIEW_BYTES: Final = 64 * KIB
-"""Stretches from this size on are views; shorter ones cost no more by a call."""
+"""Stretches from this size on are views; a call costs no more for shorter ones."""
 
 _MOST_OPEN: Final = 16
 
@@ -63,9 +63,9 @@ class LogReader:
         """Opens nothing yet.
 
         Args:
-            segments: The log's files.
-            key: Of the store.
-            store_id: That records must have.
+            segments: Files of the log.
+            key: Key of the store.
+            store_id: Store id that records must have.
         """
         self.segments = segments
         self._key = key
@@ -79,7 +79,7 @@ class LogReader:
         self.forget_files()
 
     def forget_files(self) -> None:
-        """Closes all files; they may be gone, or others by now."""
+        """Closes all files; they may be removed or replaced by now."""
         self._files.close()
         self._scanned = None
 
@@ -89,7 +89,7 @@ class LogReader:
         Raises:
             OffsetOutOfRange: No file holds this part of the log.
             CorruptRecord: No good batch of this log begins there.
-            StorageError: It cannot be read.
+            StorageError: The batch cannot be read.
         """
         segment = self.segments.find(commitlog_offset)
         if segment is None:
@@ -108,12 +108,12 @@ class LogReader:
         has none there.
 
         Raises:
-            StorageError: It cannot be read.
+            StorageError: The record cannot be read.
         """
         segment = self.segments.find(commitlog_offset)
         if segment is None:
             return b""
-        # What is open may be a file that a cut removed, with another one in its place.
+        # An open descriptor may be of a file that a cut removed, with another one in its place.
         self._files.close_path(segment.path)
         return self._pread(segment, commitlog_offset, MARK_SIZE)
 
@@ -127,22 +127,22 @@ class LogReader:
         most_bytes: int,
         as_text: bool = False,
     ) -> LogSlice:
-        """Learns what the index needs to know of the next records.
+        """Extracts the index's data from the next records.
 
         Args:
-            segment: Theirs.
-            start: Commit-log offset of the first; in the segment.
-            stop: Where the log ends, for now: behind a whole record.
-            epoch: Of the record before; 0 if there is none.
-            most_bytes: Stop at about so many; a record that is larger is taken whole. Stops
-                sooner where batches are compressed very well: memory is bounded, too.
+            segment: Segment of the records.
+            start: Commit-log offset of the first record; in the segment.
+            stop: Present end of the log: the offset behind a whole record.
+            epoch: Epoch of the record before; 0 if there is none.
+            most_bytes: Approximate number of bytes to read; a larger record is taken whole. The
+                slice is smaller if batches are compressed very well: memory is bounded, too.
             as_text: Leave the keys as they are, which is quicker.
 
         Returns:
-            At least one record, or what was damaged.
+            Data of at least one record, or a damaged range.
 
         Raises:
-            StorageError: The disk refuses.
+            StorageError: The disk reports an error.
         """
         stop = min(stop, segment.end)
         assert start < stop
@@ -171,12 +171,12 @@ class LogReader:
         return learned
 
     def _skim(self, segment: Segment, stop: int, learned: LogSlice) -> None:
-        """Takes in large batches without keys, by their headers alone, as long as they come.
+        """Adds large batches without keys, by their headers alone, until another record comes.
 
         Reading and checking their bodies would cost the machine more than all the rest of
-        indexing. Damage in a body is not seen then: ids are indexed of messages that nobody can
-        read, which look-ups find out, since they compare every hit with the log. Sizes stand
-        twice in a header, so damage there leads nowhere else unnoticed.
+        indexing. This misses damage in a body: the index then has ids of messages that cannot be
+        read, which look-ups find out, since they compare every hit with the log. Each header has
+        its sizes twice, so damage there never misleads the reader unnoticed.
         """
         while learned.stop < stop and learned.batches < SKIM_BATCHES:
             offset = learned.stop
@@ -195,10 +195,10 @@ class LogReader:
             learned.last_mark = head[:MARK_SIZE]
 
     def _learn(self, data: Buffer, segment: Segment, learned: LogSlice) -> int:
-        """Takes in whole records from the beginning of some bytes.
+        """Adds whole records from the beginning of some bytes.
 
         Returns:
-            How many bytes the record has that was not whole any more; 0 if there is none.
+            Size of the record that was not whole any more; 0 if there is none.
         """
         view = memoryview(data)
         position, end, origin = 0, len(data), learned.start
@@ -242,13 +242,13 @@ class LogReader:
             else:
                 learned.entries += key_entries(topic, distinct_keys(record, header), place)
         except CorruptBatch as error:
-            # The broker took it like that, so no consumer can read it either.
+            # The broker accepted the batch like that, so no consumer can read it either.
             log.warning("the batch at %d cannot be indexed: %s", offset, error)
 
     def _learn_header(
         self, header: BatchHeader, offset: int, segment: Segment, learned: LogSlice
     ) -> int:
-        """Takes in all but the keys; returns the batch's place in its segment."""
+        """Adds everything except the keys; returns the batch's place in its segment."""
         learned.epoch = header.epoch
         learned.batches += 1
         learned.widths |= 1 << width_of(header.message_count)
@@ -256,12 +256,12 @@ class LogReader:
         learned.oldest_ms = min(learned.oldest_ms, stored)
         learned.newest_ms = max(learned.newest_ms, stored)
         place = offset - segment.start
-        if not is_half(header):  # nobody finds what may never be visible
+        if not is_half(header):  # a message that may never be visible must not be found
             learned.entries += id_entries(header, place)
         return place
 
     def _skip(self, segment: Segment, stop: int, reason: str, learned: LogSlice) -> None:
-        """Passes over damage, up to the next good record."""
+        """Skips damage, up to the next good record."""
         scanner = LogScanner(self.segments, key=self._key, store_id=self._store_id)
         try:
             found = scanner.resync(learned.start, stop, epoch=learned.epoch)
@@ -276,7 +276,7 @@ class LogReader:
     def _stretch(self, segment: Segment, start: int, size: int) -> Buffer:
         """Return bytes from an offset on, fewer where the file ends; many are not copied."""
         if size >= VIEW_BYTES:
-            with contextlib.suppress(OSError):  # by a call, the reason is learned
+            with contextlib.suppress(OSError):  # a read by a call reports the reason
                 if self._scanned is None or self._scanned[0] != segment.path:
                     self._scanned = None
                     fd = self._files.get(segment.path)

@@ -10,13 +10,12 @@ position bytes type  meaning
 16       4     u32   place: where the batch begins in its log segment
 ======== ===== ===== ===========================================================
 
-There are two kinds of hash, both BLAKE2b-128. For each distinct key of a batch,
-of the physical topic, a zero byte and the key. For the batch's message ids, of
-a zero byte (no topic begins with one), the producer id, a width w, and the
-number n of a stretch of 2**w sequences: those from n * 2**w on. The width of a
-batch is the smallest of which one stretch could hold it all, so it is found in
-one or two stretches, and an id is found by asking for one stretch of every
-width there is.
+There are two kinds of hash, both BLAKE2b-128. Each distinct key of a batch has a hash of the
+physical topic, a zero byte and the key. The message ids of a batch have a hash of a zero byte (no
+topic begins with one), the producer id, a width w, and the number n of a stretch of 2**w sequences:
+those from n * 2**w on. The width of a batch is the smallest with which one stretch could hold the
+whole batch. So the batch lies in one or two stretches, and a search for an id looks up one stretch
+for each existing width.
 """
 
 import hashlib
@@ -40,7 +39,7 @@ from mqmesh.errors import CorruptBatch
 HASH_SIZE: Final = 16
 ENTRY_SIZE: Final = 20
 WIDTHS: Final = (MAX_MESSAGES - 1).bit_length() + 1
-"""Widths are 0 to one less than this."""
+"""Number of widths, which begin at 0."""
 
 _HAS_KEYS: Final = int(Attributes.HAS_KEYS)
 _STRETCH = struct.Struct("<xQBQ")
@@ -48,7 +47,7 @@ _PLACE = struct.Struct(">I")
 
 
 class _Keys(msgspec.Struct, array_like=True, gc=False):
-    # A message of which nothing but its keys is made into objects.
+    # A message of which only the keys are made into objects.
     topic: msgspec.Raw
     body: msgspec.Raw
     tag: msgspec.Raw = msgspec.Raw()
@@ -56,7 +55,7 @@ class _Keys(msgspec.Struct, array_like=True, gc=False):
 
 
 class _RawKeys(msgspec.Struct, array_like=True, gc=False):
-    # Not even these.
+    # A message of which not even the keys are made into objects.
     topic: msgspec.Raw
     body: msgspec.Raw
     tag: msgspec.Raw = msgspec.Raw()
@@ -86,7 +85,7 @@ def id_hash(producer_id: int, sequence: int, width: int) -> bytes:
 
     Args:
         producer_id: First half of the id.
-        sequence: Second half.
+        sequence: Second half of the id.
         width: 0 to ``WIDTHS`` - 1.
     """
     stretch = _STRETCH.pack(producer_id, width, sequence >> width)
@@ -102,11 +101,11 @@ def id_entries(header: BatchHeader, place: int) -> list[bytes]:
     """Return the entries of a batch's message ids.
 
     Args:
-        header: Of the batch.
-        place: Where it begins in its segment, u32.
+        header: Header of the batch.
+        place: Start of the batch in its segment, u32.
 
     Returns:
-        Layout: one or two entries.
+        One or two entries. Layout: entries.
     """
     suffix = _PLACE.pack(place)
     first, producer_id = header.first_sequence, header.producer_id
@@ -123,11 +122,11 @@ def key_entries(topic: str, keys: Iterable[str], place: int) -> list[bytes]:
 
     Args:
         topic: Physical topic of the batch.
-        keys: Each once.
-        place: Where the batch begins in its segment, u32.
+        keys: Distinct keys.
+        place: Start of the batch in its segment, u32.
 
     Returns:
-        Layout: entries, in the order of the keys.
+        Entries, in the order of the keys. Layout: entries.
     """
     suffix = _PLACE.pack(place)
     copy = _topic_hash(topic).copy
@@ -148,10 +147,10 @@ def distinct_keys(data: Buffer, header: BatchHeader) -> set[str]:
     """Return all keys of a batch's messages.
 
     Raises:
-        CorruptBatch: They cannot be decoded.
+        CorruptBatch: The keys cannot be decoded.
     """
     if header.raw_size > MAX_STRINGS:
-        # It may have more strings than one reader should make; this way is slower, and safe.
+        # The batch may have more strings than one reader may make; this way is slower, and safe.
         return {key for message in decode_messages(data, header) for key in message.keys}
     payload = read_payload(data, header)
     try:
@@ -162,13 +161,13 @@ def distinct_keys(data: Buffer, header: BatchHeader) -> set[str]:
 
 
 def raw_keys(data: Buffer, header: BatchHeader) -> tuple[bytes, int]:
-    """Return the keys of a batch's messages as they are: a tenth of the work of ``distinct_keys``.
+    """Return the encoded keys of a batch's messages: a tenth of the work of ``distinct_keys``.
 
     Returns:
-        Msgpack arrays of texts, one behind the other; and how many they are.
+        Msgpack arrays of texts, one behind the other; and the number of arrays.
 
     Raises:
-        CorruptBatch: They cannot be found.
+        CorruptBatch: The keys cannot be found.
     """
     payload = read_payload(data, header)
     found = keys_in(payload, header.message_count)
@@ -187,7 +186,7 @@ def distinct_of_raw(raw: bytes, count: int) -> set[str]:
     """Return the set that ``distinct_keys`` would have made of the result of ``raw_keys``.
 
     Raises:
-        CorruptBatch: It cannot be decoded.
+        CorruptBatch: The keys cannot be decoded.
     """
     try:
         lists = _lists_decoder.decode(b"\xdd" + count.to_bytes(4, "big") + raw)
@@ -198,5 +197,5 @@ def distinct_of_raw(raw: bytes, count: int) -> set[str]:
 
 @lru_cache(maxsize=4096)
 def _topic_hash(topic: str) -> hashlib.blake2b:
-    # Only ever copied: a copy costs less than hashing the topic again.
+    # The hash is only copied: a copy costs less than hashing the topic again.
     return hashlib.blake2b(topic.encode() + b"\0", digest_size=HASH_SIZE)

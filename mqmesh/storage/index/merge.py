@@ -1,9 +1,9 @@
 """Merges runs of a part, in many short steps: the fewer runs, the quicker a search.
 
-When there is nothing else to do, sixteen runs of one size, about, become one, and so do those
-that come of that: each entry moves once for each time that runs get sixteen times as large.
-Readers see the old runs until the new one is complete; a crash in between leaves blocks that
-belong to no run, which nobody reads and sealing leaves behind.
+When there is no other work, about sixteen runs of one size become one, and the results are merged
+in the same way: each entry is moved once each time that runs get sixteen times as large.
+Readers see the old runs until the new one is complete. A crash in between leaves blocks that
+belong to no run; they are never read, and sealing leaves them behind.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,18 +15,18 @@ from mqmesh.storage.index.blocks import BEYOND, BLOCK_ENTRIES, LOWEST, RunReader
 from mqmesh.storage.index.part import IndexPart, SortedRun
 
 MERGED_AT_ONCE: Final = 16
-"""Runs of one tier that become one, of a higher tier."""
+"""Runs of one tier that are merged into one, of a higher tier."""
 TIER_BITS: Final = 4
 """A tier has runs of up to two to the power of this times as many entries as the one before."""
 STEP_ENTRIES: Final = 65_536
-"""Entries merged in one step, about."""
+"""Approximate number of entries merged in one step."""
 
 Stretch = tuple[bytes, bytes, list[bytes]]
 """Start and end of a stretch, and its entries, sorted."""
 
 
 def runs_to_merge(runs: Sequence[SortedRun]) -> list[SortedRun]:
-    """Runs that had better be one; none if there are not as many of a tier."""
+    """Runs that should be merged into one; none if no tier has enough of them."""
     for _, group in groupby(sorted(runs, key=_tier), key=_tier):
         alike = sorted(group, key=_start)
         if len(alike) >= MERGED_AT_ONCE:
@@ -35,16 +35,16 @@ def runs_to_merge(runs: Sequence[SortedRun]) -> list[SortedRun]:
 
 
 def merge_runs(part: IndexPart, runs: Sequence[SortedRun]) -> Iterator[None]:
-    """Makes one run of some, a step each time it is resumed.
+    """Merges some runs into one, a step each time it is resumed.
 
     Args:
-        part: Others may add to it meanwhile, but not merge these runs.
-        runs: From ``runs_to_merge``.
+        part: Part of the runs; other work may add to it meanwhile, but not merge these runs.
+        runs: Runs from ``runs_to_merge``.
 
     Raises:
         DiskFull: No room; nothing has changed.
         CorruptRecord: The part is damaged.
-        StorageError: It cannot be read or written.
+        StorageError: The part cannot be read or written.
     """
     number = part.reserve_run()
     count = 0
@@ -66,15 +66,15 @@ def merge_runs(part: IndexPart, runs: Sequence[SortedRun]) -> Iterator[None]:
 
 
 def stretches(reader: RunReader, numbers: Sequence[int]) -> Iterator[Stretch]:
-    """Yield the entries of some runs together, in stretches that tile all there is.
+    """Yield the entries of some runs together, in stretches that follow each other without gaps.
 
     Args:
-        reader: Of their environment.
-        numbers: Of the runs.
+        reader: Reader of their environment.
+        numbers: Numbers of the runs.
 
     Raises:
         CorruptRecord: A run is damaged.
-        StorageError: It cannot be read.
+        StorageError: A run cannot be read.
     """
     bounds = sorted(reader.lows(numbers))[:: STEP_ENTRIES // BLOCK_ENTRIES]
     bounds = [LOWEST, *(bound for bound in bounds if bound != LOWEST), BEYOND]

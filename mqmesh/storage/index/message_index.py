@@ -1,14 +1,14 @@
-"""The message index: which log segments have one, in which directories.
+"""The message index: its parts, one for each indexed log segment, and their directories.
 
 Files of the directory, all described in ``docs/storage-format.md``::
 
     lock                     one process at a time
     <20 digits>.live/        index of the segment that begins there, being filled
     <20 digits>.sealed/      the same when the segment is full: one run, with a seal
-    <20 digits>.new/         being sealed; what a crash leaves of it is removed
+    <20 digits>.new/         being sealed; the next start removes leftovers of a crash
 
-Everything here is made from the log. What is damaged, belongs to another log or
-to another course of the same log is removed, and made again.
+Everything here is made from the log. A part that is damaged, or that belongs to another log or
+to another course of the same log, is removed, and made again.
 """
 
 import logging
@@ -57,12 +57,12 @@ class MessageIndex:
     """
 
     def __init__(self, directory: Path, *, map_size: int, most_open: int) -> None:
-        """Takes the lock and lists what is there; opens nothing yet.
+        """Takes the lock and lists the parts; opens nothing yet.
 
         Args:
-            directory: The index's; made if need be.
-            map_size: Room for data of a new part at first, in bytes.
-            most_open: Parts to keep open.
+            directory: Directory of the index; made if need be.
+            map_size: First size of a new part's map, in bytes.
+            most_open: Number of parts to keep open.
 
         Raises:
             StoreLocked: Another process has the index.
@@ -97,7 +97,7 @@ class MessageIndex:
             start, sealed = int(match[1]), match[2] == SEALED
             before = self._slots.get(start)
             if before is not None:
-                # Sealed, but the live twin was not removed any more.
+                # The part is sealed, but a crash kept its live twin from being removed.
                 assert sealed
                 shutil.rmtree(before.directory)
             self._slots[start] = _Slot(path, sealed)
@@ -120,7 +120,7 @@ class MessageIndex:
 
     @property
     def open_parts(self) -> list[IndexPart]:
-        """The parts that are open just now; those that are written are among them."""
+        """The parts that are open now; parts that are being written are among them."""
         return list(self._open.values())
 
     def is_sealed(self, start: int) -> bool:
@@ -131,8 +131,8 @@ class MessageIndex:
     def suspect_all(self) -> None:
         """Trust no file before it was checked: the process died by a signal.
 
-        Live parts have nothing to be checked by and are removed; sealed ones count as absent
-        until ``check`` has passed.
+        Live parts have no checksum and are removed; sealed ones count as absent until ``check``
+        has passed.
         """
         for start, slot in list(self._slots.items()):
             if slot.sealed:
@@ -142,7 +142,7 @@ class MessageIndex:
 
     @property
     def suspects(self) -> list[int]:
-        """Segments whose part must be checked first, ascending."""
+        """Segments whose part must be checked before use, ascending."""
         return sorted(start for start, slot in self._slots.items() if slot.suspect)
 
     def check(self, start: int) -> Iterator[None]:
@@ -158,7 +158,7 @@ class MessageIndex:
     def part(self, start: int) -> IndexPart | None:
         """Return the part of a segment, opened if need be; None if there is none to be trusted.
 
-        A part that cannot be opened is discarded. Good until the next call of any method.
+        A part that cannot be opened is discarded. Valid until the next call of any method.
         """
         slot = self._slots.get(start)
         if slot is None or slot.suspect:
@@ -200,13 +200,13 @@ class MessageIndex:
 
         Raises:
             DiskFull: No room.
-            StorageError: It cannot be made.
+            StorageError: The part cannot be made.
         """
         start = head.segment_start
         assert start not in self._slots
         new, directory = self._path(start, NEW), self._path(start, LIVE)
         try:
-            # Under its name only with its head: a process killed here leaves no part to mistrust.
+            # It gets its name only with its head: a process killed here leaves no part without one.
             _remove(new)
             IndexPart.create(new, head, map_size=self._map_size).close()
             _remove(directory)
@@ -220,12 +220,12 @@ class MessageIndex:
     def seal(self, start: int) -> Iterator[None]:
         """Seals a part that is complete, a step each time it is resumed.
 
-        Given up when the part is removed meanwhile.
+        The work ends early when the part is removed meanwhile.
 
         Raises:
-            DiskFull: No room; it stays as it is.
-            CorruptRecord: It is damaged.
-            StorageError: It cannot be sealed.
+            DiskFull: No room; the part stays as it is.
+            CorruptRecord: The part is damaged.
+            StorageError: The part cannot be sealed.
         """
         part = self.part(start)
         assert part is not None
@@ -251,12 +251,12 @@ class MessageIndex:
         _remove(live)
 
     def merge(self, start: int, runs: Sequence[SortedRun]) -> Iterator[None]:
-        """Makes one run of some of an open part's, a step each time it is resumed.
+        """Merges some runs of an open part, a step each time it is resumed.
 
         Raises:
-            DiskFull: No room; it stays as it is.
-            CorruptRecord: It is damaged.
-            StorageError: It cannot be read or written.
+            DiskFull: No room; the part stays as it is.
+            CorruptRecord: The part is damaged.
+            StorageError: The part cannot be read or written.
         """
         part = self.part(start)
         assert part is not None
@@ -273,7 +273,7 @@ class MessageIndex:
         """Copies all parts that are not sealed, for a snapshot; sealed ones can be linked.
 
         Args:
-            directory: Gets a directory ``<segment>.live`` for each.
+            directory: Directory in which a directory ``<segment>.live`` is made for each.
 
         Returns:
             Segments of the parts that were copied.
@@ -306,13 +306,13 @@ class MessageIndex:
             _remove(slot.directory)
 
     def discard(self, start: int, reason: str) -> None:
-        """Removes a part that cannot be trusted, and says so."""
+        """Removes a part that cannot be trusted, and logs the reason."""
         log.error("the index of the segment at %d is made anew: %s", start, reason)
         self.discarded += 1
         self.remove(start)
 
     def close(self) -> None:
-        """Closes everything and lets go of the lock; at most once."""
+        """Closes everything and releases the lock; at most once."""
         for start in list(self._open):
             self._close(start)
         self._lock.release()
@@ -335,5 +335,5 @@ def _size_of(path: Path) -> int:
 
 
 def _remove(directory: Path) -> None:
-    # What is left of it after an error is tried again when the index is opened next.
+    # Files that remain after an error are removed when the index is opened next.
     shutil.rmtree(directory, ignore_errors=True)

@@ -1,8 +1,8 @@
 """The index of one log segment: an LMDB environment with its head and its runs.
 
-The head says which part of which log the entries cover. It is written in the
-same transaction as they are, so neither is ever ahead of the other. New entries
-come as a run of their own, one for each slice of the log; ``merge.py`` makes few of many.
+The head names the part of the log that the entries cover. It is written in the same transaction as
+the entries, so neither is ever ahead of the other. New entries are a run of their own, one for each
+slice of the log; ``merge.py`` merges many into few.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,10 +21,10 @@ from mqmesh.units import MIB
 
 FORMAT_VERSION: Final = 2
 HEAD_KEY: Final = b"\0"
-"""Stands before all blocks."""
+"""Key that sorts before all blocks."""
 
 MOST_TIDIED_ENTRIES: Final = 65_536
-"""Texts become runs of about so many: the fewer runs, the quicker a search."""
+"""Approximate number of entries of a run made of texts: the fewer runs, the quicker a search."""
 SPAN_BYTES: Final = 4 * MIB
 """Times are kept for stretches of the log of about this size."""
 
@@ -40,11 +40,11 @@ class SortedRun(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Sorted entries of consecutive batches.
 
     Attributes:
-        number: Begins the keys of its blocks, u32.
-        count: Entries, at least 1.
-        start: Place that none of its batches stands before.
+        number: Number of the run, the beginning of the keys of its blocks, u32.
+        count: Number of entries, at least 1.
+        start: Place before which none of its batches begins.
         stop: Place behind all of them.
-        kinds: What the entries are of: 1 ids, 2 keys, 3 both.
+        kinds: Kinds of the entries: 1 ids, 2 keys, 3 both.
     """
 
     number: _Word
@@ -58,8 +58,8 @@ class WaitingKeys(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Keys of consecutive batches that wait to become a run.
 
     Attributes:
-        number: Of the text, u32.
-        start: Place that none of its batches stands before.
+        number: Number of the text, u32.
+        start: Place before which none of its batches begins.
         stop: Place behind all of them.
     """
 
@@ -94,14 +94,14 @@ class PartHead(msgspec.Struct, frozen=True, array_like=True, kw_only=True, gc=Fa
 
     Attributes:
         version: ``FORMAT_VERSION``.
-        store_id: Of the store whose log this is.
-        boot_id: Of the system that wrote it; empty once everything is synced.
+        store_id: Id of the store that the log belongs to.
+        boot_id: Boot id of the system that wrote it; empty once everything is synced.
         segment_start: Commit-log offset of the segment's first byte.
         through: Place to which the entries cover the log.
-        complete: That is the segment's end.
-        epoch: Of the last record covered.
-        last_place: Where that record begins, -1 if there is none.
-        last_mark: Its first 8 bytes: magic and checksum.
+        complete: ``through`` is the segment's end.
+        epoch: Epoch of the last record covered.
+        last_place: Place at which that record begins, -1 if there is none.
+        last_mark: First 8 bytes of that record: magic and checksum.
         widths: Bit w is set when there is a batch of width w.
         next_run: Number for the next run.
         runs: All runs, in no order.
@@ -136,19 +136,19 @@ class LogSlice(msgspec.Struct, kw_only=True, gc=False):
 
     Attributes:
         start: Commit-log offset where the stretch begins.
-        stop: Of the record behind it.
-        complete: That is where the segment ends.
-        entries: Of its batches; layout: entries, in no order.
-        texts: Their keys, where these are not among the entries.
+        stop: Commit-log offset of the record behind the stretch.
+        complete: ``stop`` is the segment's end.
+        entries: Entries of its batches; layout: entries, in no order.
+        texts: Keys of its batches that are not among the entries.
         oldest_ms: Smallest store timestamp.
         newest_ms: Largest store timestamp; -1 if there is no batch.
         widths: Bits of the batches' widths.
-        epoch: Of the last record.
-        last_offset: Where the last record begins, -1 if there is none.
-        last_mark: Its first 8 bytes.
+        epoch: Epoch of the last record.
+        last_offset: Commit-log offset of the last record, -1 if there is none.
+        last_mark: First 8 bytes of the last record.
         deletions: Topics that were deleted.
         batches: Number of batches.
-        skipped_bytes: Damaged bytes that were passed over.
+        skipped_bytes: Damaged bytes that were skipped.
         raw_bytes: Size of the batches with keys before they were compressed.
     """
 
@@ -182,11 +182,11 @@ def encode_head(head: PartHead) -> bytes:
 
 
 def decode_head(value: bytes | None) -> PartHead:
-    """Reads what ``encode_head`` wrote.
+    """Reads the output of ``encode_head``.
 
     Raises:
-        CorruptRecord: It is damaged, missing, or of another version; or says what no head does,
-            which would have a look-up take any time or memory.
+        CorruptRecord: The head is damaged, missing, or of another version; or its values are
+            impossible, and would make a look-up take any time or memory.
     """
     if value is None:
         raise CorruptRecord("the index has no head")
@@ -208,7 +208,7 @@ class IndexPart:
     """The index of one segment.
 
     Attributes:
-        head: What it covers.
+        head: Coverage of the part.
     """
 
     def __init__(self, env: LmdbEnv, head: PartHead) -> None:
@@ -219,16 +219,16 @@ class IndexPart:
 
     @classmethod
     def create(cls, directory: Path, head: PartHead, *, map_size: int) -> "IndexPart":
-        """Makes an empty one.
+        """Makes an empty part.
 
         Args:
-            directory: Its own; it does not exist yet.
-            head: Covers nothing.
-            map_size: Room for data at first, in bytes.
+            directory: Directory of the part alone; it does not exist yet.
+            head: A head that covers nothing.
+            map_size: First size of the map, in bytes.
 
         Raises:
             DiskFull: No room.
-            StorageError: It cannot be made.
+            StorageError: The part cannot be made.
         """
         env = LmdbEnv(directory, map_size=map_size)
         try:
@@ -240,11 +240,11 @@ class IndexPart:
 
     @classmethod
     def open(cls, directory: Path, *, map_size: int) -> "IndexPart":
-        """Opens one that exists.
+        """Opens an existing part.
 
         Raises:
-            CorruptRecord: It is damaged.
-            StorageError: It cannot be opened.
+            CorruptRecord: The part is damaged.
+            StorageError: The part cannot be opened.
         """
         env = LmdbEnv(directory, map_size=map_size)
         try:
@@ -255,16 +255,16 @@ class IndexPart:
 
     @property
     def entry_count(self) -> int:
-        """Entries in all runs."""
+        """Number of entries in all runs."""
         return sum(run.count for run in self.head.runs)
 
     def append(self, slice_: LogSlice) -> None:
-        """Adds what stands next in the log, in one transaction.
+        """Adds the next slice of the log, in one transaction.
 
         Raises:
             DiskFull: No room; nothing was added.
-            CorruptRecord: It is damaged.
-            StorageError: Nothing was added, and what the file holds is not known.
+            CorruptRecord: The part is damaged.
+            StorageError: Nothing was added, and the content of the file is unknown.
         """
         head = self.head
         origin = head.segment_start
@@ -309,8 +309,8 @@ class IndexPart:
 
         Raises:
             DiskFull: No room; nothing has changed.
-            CorruptRecord: It is damaged.
-            StorageError: Nothing has changed, and what the file holds is not known.
+            CorruptRecord: The part is damaged.
+            StorageError: Nothing has changed, and the content of the file is unknown.
         """
         head = self.head
         if not head.texts:
@@ -339,7 +339,7 @@ class IndexPart:
 
         Raises:
             DiskFull: No room; nothing has changed.
-            StorageError: Nothing has changed, and what the file holds is not known.
+            StorageError: Nothing has changed, and the content of the file is unknown.
         """
         number = self.head.next_run
         self._write_head(msgspec.structs.replace(self.head, next_run=number + 1))
@@ -349,12 +349,12 @@ class IndexPart:
         """Puts a run in place of others, in one transaction.
 
         Args:
-            runs: Of this part; their blocks are removed.
-            merged: Its blocks are there, under a reserved number.
+            runs: Runs of this part; their blocks are removed.
+            merged: The new run; its blocks are there, under a reserved number.
 
         Raises:
             DiskFull: No room; nothing has changed.
-            StorageError: Nothing has changed, and what the file holds is not known.
+            StorageError: Nothing has changed, and the content of the file is unknown.
         """
         gone = {run.number for run in runs}
         left = [run for run in self.head.runs if run.number not in gone]
@@ -379,16 +379,16 @@ class IndexPart:
 
         Args:
             producer_id: First half of the id.
-            sequence: Second half.
+            sequence: Second half of the id.
             below: Only places before this one.
-            most: Stop when there are about as many.
+            most: Stop at about this number of places.
 
         Returns:
-            Places, and the one before which there may be others; 0 if there are none.
+            The places, and the place before which there may be others; 0 if there are none.
 
         Raises:
-            CorruptRecord: It is damaged.
-            StorageError: It cannot be read.
+            CorruptRecord: The part is damaged.
+            StorageError: The part cannot be read.
         """
         found: set[int] = set()
         floor = 0
@@ -410,7 +410,7 @@ class IndexPart:
             topic: Physical topic.
             key: The key.
             below: Only places before this one.
-            most: Stop when there are about as many.
+            most: Stop at about this number of places.
         """
         head = self.head
 
@@ -433,7 +433,7 @@ class IndexPart:
             return _newest(runs, in_run, below, most)
 
     def windows(self, from_ms: int, to_ms: int) -> list[tuple[int, int]]:
-        """Return the places where batches of a time may stand, as ranges, last first.
+        """Return the ranges of places in which batches of a time may begin, last first.
 
         Args:
             from_ms: Smallest store timestamp.
@@ -462,15 +462,15 @@ def _newest(
     """Return the last places that runs or texts have, last first.
 
     Args:
-        units: Where to look; their stretches of the log may overlap.
-        look: Finds all places in one, or the last ``most``.
-        below: Only places before this one are looked for.
-        most: Places to return.
+        units: Runs or texts to search; their stretches of the log may overlap.
+        look: Finds all places in one of them, or the last ``most``.
+        below: Only places before this one count.
+        most: Number of places to return.
     """
     found: list[int] = []
     for unit in sorted(units, key=_stop, reverse=True):
         if len(found) >= most and found[most - 1] >= unit.stop:
-            break  # nothing in here, or in what follows, is newer
+            break  # no place in this unit, or in the following ones, is newer
         if unit.start < below:
             places = look(unit)
             if places:

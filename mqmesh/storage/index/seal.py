@@ -1,11 +1,11 @@
 """Seals the index of a segment that is full: all its runs become one, synced and checked.
 
-Work of many short steps, in memory bounded by the size of a step. Nothing counts
+The work has many short steps, and its memory is bounded by the size of a step. Nothing counts
 before the new directory has its final name; a crash in between costs the work.
 
-A sealed directory holds, beside LMDB's file, a document ``seal`` with the size
-and the CRC-32 of that file, which never changes again. So after trouble a
-damaged file is distinguished from a good one without LMDB looking into it.
+A sealed directory has, beside LMDB's file, a document ``seal`` with the size and the CRC-32 of that
+file, which never changes again. So after a failure a damaged file is distinguished from a good one
+before LMDB reads it.
 """
 
 import os
@@ -40,8 +40,8 @@ class Seal(msgspec.Struct, frozen=True):
     """Size and checksum of a sealed environment's file.
 
     Attributes:
-        size: In bytes.
-        crc32: Of all of it.
+        size: Size in bytes.
+        crc32: CRC-32 of the file.
     """
 
     size: int
@@ -52,14 +52,14 @@ def seal_part(source: IndexPart, directory: Path, *, map_size: int) -> Iterator[
     """Makes the sealed twin of a part that is complete, a step each time it is resumed.
 
     Args:
-        source: Has no texts, and must not change meanwhile.
-        directory: For the twin; it does not exist yet.
-        map_size: Room for data at first, in bytes.
+        source: A part without texts, which must not change meanwhile.
+        directory: Directory of the twin; it does not exist yet.
+        map_size: First size of the map, in bytes.
 
     Raises:
         DiskFull: No room.
         CorruptRecord: The source is damaged.
-        StorageError: It cannot be read, or the twin not be made.
+        StorageError: The source cannot be read, or the twin cannot be made.
     """
     head = source.head
     assert head.complete
@@ -90,8 +90,8 @@ def load_seal(directory: Path) -> Seal:
     """Load the seal of a directory.
 
     Raises:
-        CorruptRecord: It is damaged or missing.
-        StorageError: It cannot be read.
+        CorruptRecord: The seal is damaged or missing.
+        StorageError: The seal cannot be read.
     """
     document = load_document(directory / SEAL_FILE)
     try:
@@ -106,8 +106,8 @@ def check_seal(directory: Path) -> Iterator[None]:
     """Compares a sealed file with its seal, a step each time it is resumed.
 
     Raises:
-        CorruptRecord: It is not the file that was sealed.
-        StorageError: It cannot be read.
+        CorruptRecord: The file is not the one that was sealed.
+        StorageError: The file cannot be read.
     """
     seal = load_seal(directory)
     found = yield from _measure(directory / DATA_FILE)

@@ -1,7 +1,7 @@
-"""Looks messages up: asks the index where they may be, and the log whether they are.
+"""Looks messages up: the index names places where they may be, and the log confirms them.
 
-The index is only ever believed after the log has said the same: a batch that is
-not there, or has no such message, is a miss that is counted and logged.
+A place from the index counts only after the log has confirmed it: a batch that is not there, or has
+no such message, is a mismatch, which is counted and logged.
 """
 
 import logging
@@ -20,7 +20,7 @@ from mqmesh.units import MAX_TIMESTAMP_MS
 log = logging.getLogger(__name__)
 
 PLACES_AT_ONCE: Final = 64
-"""Places that are looked up at once; some hold no message yet, or none for users."""
+"""Places looked up by one call; some hold no message yet, or none for users."""
 
 _BEYOND: Final = (1 << 32) - 1
 
@@ -42,7 +42,7 @@ class KeyQuery(msgspec.Struct, frozen=True):
 
 
 class IdQuery(msgspec.Struct, frozen=True):
-    """The message with an id, and whatever else was stored under it: retries, dead letters.
+    """The message with an id, and all others that were stored under it: retries, dead letters.
 
     Attributes:
         producer_id: First half of the id.
@@ -54,12 +54,12 @@ class IdQuery(msgspec.Struct, frozen=True):
 
 
 class Search:
-    """One query on its way, in steps that read at most one batch each.
+    """One query in progress, in steps that read at most one batch each.
 
     Attributes:
-        messages: What was found, newest first by place in the log.
-        more: There may be further ones than were asked for.
-        mismatches: Places where the log had nothing of what the index said.
+        messages: Messages found so far, newest first by place in the log.
+        more: There may be more messages than were requested.
+        mismatches: Number of places that the index named and the log did not confirm.
     """
 
     def __init__(
@@ -71,14 +71,15 @@ class Search:
         most_messages: int,
         most_bytes: int,
     ) -> None:
-        """Looks at nothing yet.
+        """Reads nothing yet.
 
         Args:
-            index: Where to look.
-            dispatcher: Knows the log, and what was deleted.
-            query: What to look for.
-            most_messages: Stop when there are as many, from 1.
-            most_bytes: Stop when their bodies have as many bytes; one is taken whatever it has.
+            index: The index to search.
+            dispatcher: Source of the log and of the deletions.
+            query: Query for a key or an id.
+            most_messages: Stop at this number of messages, from 1.
+            most_bytes: Stop when their bodies have as many bytes; one is returned whatever its
+                size.
         """
         self._index = index
         self._dispatcher = dispatcher
@@ -98,11 +99,11 @@ class Search:
 
     @property
     def missing_bytes(self) -> int:
-        """Log bytes that were not looked at, because they have no index yet or any more."""
+        """Log bytes that were not searched, because they have no index yet or any more."""
         return max(self._missing_bytes, self._dispatcher.missing_bytes)
 
     def step(self) -> bool:
-        """Looks a little further.
+        """Searches a little further.
 
         Returns:
             True when the search is over.
@@ -119,7 +120,7 @@ class Search:
         return False
 
     def _enter(self, segment: int) -> None:
-        """Goes on with the next older segment."""
+        """Continues with the next older segment."""
         part = self._index.part(segment)
         if part is None:
             return  # it counts as missing
@@ -132,7 +133,7 @@ class Search:
             self._windows = [(0, _BEYOND)]
 
     def _collect(self) -> None:
-        """Asks the index for the next places of the segment."""
+        """Gets the next places of the segment from the index."""
         start, stop = self._windows[0]
         # By now other work may have changed the part, or removed it.
         part = self._index.part(self._segment)
@@ -160,7 +161,7 @@ class Search:
             del self._windows[0]
 
     def _look_at(self, place: int) -> None:
-        """Has the log say what is there."""
+        """Reads the batch at a place from the log, and takes its matching messages."""
         offset = self._segment + place
         if offset < self._dispatcher.minimum:
             return
@@ -173,7 +174,7 @@ class Search:
                 return
             messages = self._matching(topic, header, data)
         except OffsetOutOfRange:
-            return  # its file is gone by now
+            return  # its file was removed meanwhile
         except (CorruptBatch, StorageError) as error:
             self._count_mismatch(offset, str(error))
             return
@@ -186,7 +187,7 @@ class Search:
         query = self._query
         if isinstance(query, KeyQuery):
             return query.from_ms <= header.store_timestamp <= query.to_ms
-        # Neighbours of the batch that is looked for have the same hash.
+        # Neighbours of the requested batch have the same hash.
         position = query.sequence - header.first_sequence
         return query.producer_id == header.producer_id and 0 <= position < header.message_count
 
@@ -197,7 +198,8 @@ class Search:
             return [decode_messages(data, header)[query.sequence - header.first_sequence]]
         if topic != query.topic:
             return []
-        # Only few of a large batch have the key: to decode all would take longer than the search.
+        # Only few messages of a large batch have the key: decoding all would take longer than the
+        # search.
         some = decode_messages(data, header, containing=query.key.encode())
         return [message for message in reversed(some) if query.key in message.keys]
 

@@ -1,9 +1,8 @@
 """Keys that are indexed as they are, to be hashed and sorted later.
 
-When the log grows faster than keys can be hashed and sorted, the keys of a
-stretch of it are put down as they stand in the messages. That costs a fifth, and
-a search through them runs at the speed of memory; when there is time, they
-become entries like others.
+When the log grows faster than keys can be hashed and sorted, the keys of a stretch are stored as
+the messages have them. That costs a fifth, and a search through them runs at the speed of memory.
+When there is time, they become entries like others.
 
 Layout of the value in LMDB (the same table stands in ``docs/storage-format.md``):
 
@@ -17,8 +16,8 @@ position bytes type    meaning
                        keys, one msgpack array of texts after the other
 ======== ===== ======= =========================================================
 
-Its key is four zero bytes and the number of the text, u32 big endian: it stands
-between the head and all blocks, whose runs count from 1.
+The key of the pair is four zero bytes and the number of the text, u32 big endian: it sorts between
+the head and all blocks, whose runs count from 1.
 """
 
 import logging
@@ -59,7 +58,7 @@ class TextMaker:
     """Gathers the keys of consecutive batches."""
 
     def __init__(self) -> None:
-        """Starts with none."""
+        """Starts without keys."""
         self._topics: dict[str, int] = {}
         self._batches: list[_Batch] = []
         self._pieces: list[bytes] = []
@@ -72,10 +71,10 @@ class TextMaker:
         """Adds the keys of a batch.
 
         Args:
-            topic: Its physical topic.
-            raw: What ``raw_keys`` returned.
-            count: The same.
-            place: Where the batch begins in its segment.
+            topic: Physical topic of the batch.
+            raw: Keys that ``raw_keys`` returned.
+            count: Number of arrays that ``raw_keys`` returned.
+            place: Start of the batch in its segment.
         """
         self._pieces.append(raw)
         self._size += len(raw)
@@ -83,10 +82,10 @@ class TextMaker:
         self._batches.append(_Batch(place, number, self._size, count))
 
     def encode(self, number: int) -> Pair:
-        """Encode everything gathered, as a pair for LMDB.
+        """Encode all gathered keys, as a pair for LMDB.
 
         Args:
-            number: Of the text, u32.
+            number: Number of the text, u32.
         """
         texts = _Texts(list(self._topics), self._batches, b"".join(self._pieces))
         data = _encoder.encode(texts)
@@ -95,17 +94,17 @@ class TextMaker:
 
 
 class KeyText:
-    """Keys of consecutive batches, read again."""
+    """Decoded keys of consecutive batches."""
 
     def __init__(self, number: int, value: bytes | None) -> None:
-        """Decodes what ``TextMaker.encode`` made.
+        """Decodes the output of ``TextMaker.encode``.
 
         Args:
-            number: Of the text.
-            value: Found under ``text_key(number)``.
+            number: Number of the text.
+            value: Value of the key ``text_key(number)``.
 
         Raises:
-            CorruptRecord: It is damaged or missing.
+            CorruptRecord: The value is damaged or missing.
         """
         if value is None:
             raise CorruptRecord(f"text {number} of the index is missing")
@@ -126,7 +125,7 @@ class KeyText:
             below: Only places before this one.
 
         Raises:
-            CorruptRecord: The batches do not share the text among them.
+            CorruptRecord: The parts of the batches do not cover the text.
         """
         if topic not in self._texts.topics:
             return []
@@ -135,7 +134,7 @@ class KeyText:
         for needle in _needles(key.encode()):
             for batch in self._batches_with(needle):
                 one = self._texts.batches[batch]
-                # Bytes may look like the key and be part of another one.
+                # The bytes of the key may also be a part of another key.
                 if one.topic == number and one.place < below and key in self._keys(batch):
                     found.add(one.place)
         return sorted(found, reverse=True)
@@ -148,7 +147,7 @@ class KeyText:
         return found
 
     def _batches_with(self, needle: bytes) -> list[int]:
-        """Indexes of the batches whose part of the text has some bytes."""
+        """Indexes of the batches whose part of the text contains some bytes."""
         text, batches = self._texts.text, self._texts.batches
         found = []
         at = text.find(needle)
@@ -167,7 +166,7 @@ class KeyText:
         try:
             return distinct_of_raw(self._texts.text[start : batch.end], batch.count)
         except CorruptBatch as error:
-            # The broker took it like that, so no consumer can read it either.
+            # The broker accepted the batch like that, so no consumer can read it either.
             log.warning("a batch at place %d cannot be indexed: %s", batch.place, error)
             return set()
 
