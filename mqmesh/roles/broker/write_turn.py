@@ -12,7 +12,8 @@ from mqmesh.roles.broker.features.delivery.feature import DeliveryFeature
 from mqmesh.roles.broker.features.groups.membership import MembershipFeature
 from mqmesh.roles.broker.features.pulling.feature import PullingFeature
 from mqmesh.roles.broker.features.replication.feature import ReplicationFeature
-from mqmesh.roles.broker.features.tables.tables import SETTLE_AT, Tables
+from mqmesh.roles.broker.features.tables.tables import Tables
+from mqmesh.roles.broker.features.tables.unsettled import SETTLE_AT
 from mqmesh.roles.broker.features.transactions.feature import TransactionsFeature
 from mqmesh.roles.broker.features.transactions.half_messages import PendingHalfMessages
 from mqmesh.roles.broker.group_state.consumer_groups import ConsumerGroups
@@ -102,7 +103,7 @@ class WriteTurn:
         if self._is_elected or self._followers:
             log_left = self._replication.feed()
         # 6. Rows of tables: what is confirmed; a few changes wait for a tick, or for a reader.
-        if self._tables.unsettled >= SETTLE_AT:
+        if self._tables.unsettled.count >= SETTLE_AT:
             self._tables.settle()
         self._admission.tick_ended(self._now_ns() // 1_000_000, turn.drained_ms)
         return pulls_left or receives_left or log_left

@@ -21,7 +21,8 @@ from mqmesh.roles.broker.features.tables.changes import (
     carried_batch,
 )
 from mqmesh.roles.broker.features.tables.row import PUT, Row
-from mqmesh.roles.broker.features.tables.tables import BrokerTable, Tables
+from mqmesh.roles.broker.features.tables.row_store import BrokerTable
+from mqmesh.roles.broker.features.tables.tables import Tables
 from mqmesh.roles.broker.features.tables.values import TableValues
 from mqmesh.roles.broker.writing.writes import Writes, divided
 from mqmesh.storage.interface import BatchToPut, PutStatus
@@ -100,10 +101,10 @@ class Carry:
         try:
             while (
                 tables.is_whole
-                and tables.carried_unsettled < _MOST_UNSETTLED
+                and tables.unsettled.carried_batches < _MOST_UNSETTLED
                 and self._clock.monotonic_ms() < until_ms
             ):
-                if not self._todo and (tables.carried_unsettled or not self._begin(wish)):
+                if not self._todo and (tables.unsettled.carried_batches or not self._begin(wish)):
                     return
                 self._step(until_ms)
                 tables.settle()

@@ -17,7 +17,7 @@ from mqmesh.batch.record_batch import Attributes, BatchHeader, encode_batch, rea
 from mqmesh.errors import CorruptBatch
 from mqmesh.message import CARRIED_TOPIC, Message
 from mqmesh.protocol.tables import MAX_KEY_BYTES, OPERATIONS, PROPERTY_KV_OPERATION, KvOperation
-from mqmesh.roles.broker.features.tables.row import PUT, Revision
+from mqmesh.roles.broker.features.tables.row import MOST_INLINE_BYTES, PUT, Revision
 from mqmesh.units import TimestampMs
 
 PROPERTY_CARRIED: Final = "KV_CARRIED"
@@ -63,6 +63,12 @@ class Change(msgspec.Struct, frozen=True, gc=False):
     key: bytes
     revision: Revision
     value: bytes
+
+    def for_row(self) -> "Change":
+        """Return the change as a row needs it: a long value stays in the log alone."""
+        if len(self.value) <= MOST_INLINE_BYTES:
+            return self
+        return Change(self.key, self.revision, b"")
 
 
 class CarriedChange(msgspec.Struct, frozen=True, gc=False):

@@ -25,24 +25,25 @@ from mqmesh.protocol.tables import (
     PROPERTY_KV_OPERATION,
     ReadTableRequest,
     TableEntries,
-    TableEntry,
 )
 from mqmesh.roles.broker.core import Core
 from mqmesh.roles.broker.feature import Feature
+from mqmesh.roles.broker.features.tables.answer import MOST_LOOKED, TableAnswer
 from mqmesh.roles.broker.features.tables.carry import Carry, Wish
 from mqmesh.roles.broker.features.tables.changes import (
     TableMessage,
     expiry_batch,
     table_messages,
 )
-from mqmesh.roles.broker.features.tables.row import PUT, Row
-from mqmesh.roles.broker.features.tables.tables import MOST_UNSETTLED_BYTES, BrokerTable, Tables
+from mqmesh.roles.broker.features.tables.row import PUT
+from mqmesh.roles.broker.features.tables.row_store import BrokerTable
+from mqmesh.roles.broker.features.tables.tables import Tables
+from mqmesh.roles.broker.features.tables.unsettled import MOST_UNSETTLED_BYTES
 from mqmesh.roles.broker.features.tables.values import TableValues
 from mqmesh.roles.broker.topic_state.topic_table import Topic, TopicTable
 from mqmesh.roles.broker.writing.writes import Writes, divided
 from mqmesh.roles.dispatch import Handler
 from mqmesh.storage.interface import BatchToPut, PutResult
-from mqmesh.units import MIB
 
 MOST_EXPIRED: Final = 5_000
 """Values whose tombstones are written each second."""
@@ -220,9 +221,10 @@ class TablesFeature(Feature):
                 f"topic {name!r} is a table, which takes no delayed messages and no half messages"
             )
         table = self.tables.ready(topic)
-        if self.tables.unsettled_bytes >= MOST_UNSETTLED_BYTES:
+        unsettled = self.tables.unsettled
+        if unsettled.size_bytes >= MOST_UNSETTLED_BYTES:
             raise SystemBusy(
-                f"{self.tables.unsettled} changes of tables, {self.tables.unsettled_bytes} bytes, "
+                f"{unsettled.count} changes of tables, {unsettled.size_bytes} bytes, "
                 f"wait to be confirmed; {MOST_UNSETTLED_BYTES} may",
                 retry_after_ms=self._core.config.busy_retry_after_ms,
             )
@@ -320,7 +322,7 @@ class TablesFeature(Feature):
             raise MessageIllegal(f"a history is of one key; {len(query.keys)} are named")
         self.tables.check_settled()
         table = self.tables.ready(topic)  # behind it: damage that it finds makes all tables anew
-        answer = _TableAnswer(self._values, query, self._clock.wall_ms())
+        answer = TableAnswer(self._values, query, self._clock.wall_ms())
         if query.keys:
             self._read_keys(table, query, answer)
         else:
@@ -330,9 +332,7 @@ class TablesFeature(Feature):
         )
         return Reply(header, (b"".join(answer.values),) if answer.values else ())
 
-    def _read_keys(
-        self, table: BrokerTable, query: ReadTableRequest, answer: "_TableAnswer"
-    ) -> None:
+    def _read_keys(self, table: BrokerTable, query: ReadTableRequest, answer: TableAnswer) -> None:
         keys = [key.encode() for key in query.keys]
         for key in keys:
             if not 0 < len(key) <= MAX_KEY_BYTES:
@@ -344,9 +344,7 @@ class TablesFeature(Feature):
                 return
         answer.after = query.keys[-1]
 
-    def _read_range(
-        self, table: BrokerTable, query: ReadTableRequest, answer: "_TableAnswer"
-    ) -> None:
+    def _read_range(self, table: BrokerTable, query: ReadTableRequest, answer: TableAnswer) -> None:
         prefix = query.prefix.encode()
         start = max(prefix, query.after.encode() + b"\0") if query.after else prefix
         while True:
@@ -370,7 +368,7 @@ class TablesFeature(Feature):
             return 0.0
         stats = self._store.stats()
         size = stats.max_commitlog_offset - stats.min_commitlog_offset
-        return self.tables.live_bytes / max(size, 1)
+        return self.tables.counts.live_bytes / max(size, 1)
 
     metrics = (
         counter(
@@ -382,7 +380,8 @@ class TablesFeature(Feature):
             "table_keys",
             "keys of tables that have a value",
             lambda feature: {
-                (table.name,): feature.tables.keys.get(table.number, 0) for table in feature.tables
+                (table.name,): feature.tables.counts.keys.get(table.number, 0)
+                for table in feature.tables
             },
             labels=("topic",),
         ),
@@ -390,7 +389,8 @@ class TablesFeature(Feature):
             "table_live_bytes",
             "bytes of keys and values that a table keeps, of all revisions",
             lambda feature: {
-                (table.name,): feature.tables.sizes.get(table.number, 0) for table in feature.tables
+                (table.name,): feature.tables.counts.sizes.get(table.number, 0)
+                for table in feature.tables
             },
             labels=("topic",),
         ),
@@ -417,62 +417,6 @@ class TablesFeature(Feature):
             unit="bytes",
         ),
     )
-
-
-MOST_LOOKED: Final = 10_000
-"""Rows that one READ_TABLE looks at."""
-_MOST_READ_BYTES: Final = 16 * MIB
-"""Bytes of the log that one READ_TABLE reads, and one batch: a value may be a small part of one."""
-
-
-class _TableAnswer:
-    """Entries and values of an answer, as far as there is room for them."""
-
-    def __init__(self, values: TableValues, query: ReadTableRequest, now_ms: int) -> None:
-        self._values = values
-        self._query = query
-        self._now_ms = now_ms
-        self._left = query.max_bytes
-        self._read_until = values.read_bytes + _MOST_READ_BYTES
-        self.entries: list[TableEntry] = []
-        self.values: list[bytes] = []
-        self.after = query.after
-        self.looked = 0
-        self.is_full = False
-
-    def add(self, text: str, key: bytes, row: Row) -> bool:
-        """Add what is wanted of a row; False if there is no room for all of it.
-
-        Args:
-            text: Key.
-            key: The same in UTF-8.
-            row: Its row.
-        """
-        self.looked += 1
-        query, newest = self._query, row.revisions[0]
-        if query.history:
-            wanted = [one for one in row.revisions[::-1] if one.revision > query.newer_than]
-        elif newest.revision > query.newer_than and (query.deleted or newest.is_live(self._now_ms)):
-            wanted = [newest]
-        else:
-            return True
-        with_values = not query.keys_only
-        for one in wanted:
-            if with_values:
-                is_over = one.size > self._left or self._values.read_bytes >= self._read_until
-                if is_over and self.entries:
-                    self.is_full = True
-                    return False
-                self._left -= one.size
-            self.entries.append(
-                TableEntry(
-                    text, one.revision, one.stored_ms, one.operation, one.expires_ms, one.size
-                )
-            )
-            if with_values and one.operation == PUT:
-                value = row.value if one is newest else None
-                self.values.append(self._values.value(key, row, one) if value is None else value)
-        return True
 
 
 def _keys_of(messages: list[TableMessage], name: str) -> list[bytes]:

@@ -150,6 +150,11 @@ def row_start(number: int) -> bytes:
     return _NUMBER.pack(ROW_PREFIX, number)
 
 
+def read_row_key(place: bytes) -> tuple[int, bytes]:
+    """Return number of the table and key of a ``row_key``."""
+    return int(_NUMBER.unpack_from(place)[1]), place[_NUMBER.size :]
+
+
 def gone_key(number: int) -> bytes:
     """Return where it stands that a table is gone."""
     return _NUMBER.pack(GONE_PREFIX, number)
@@ -163,6 +168,11 @@ def gone_number(key: bytes) -> int:
 def due_key(due_ms: int, number: int, key: bytes) -> bytes:
     """Return where it stands that something is due."""
     return _DUE.pack(DUE_PREFIX, due_ms, number) + key
+
+
+def due_of(place: bytes, row: Row) -> bytes:
+    """Return the ``due_key`` of the row at a ``row_key``."""
+    return due_key(row.newest.expires_ms, *read_row_key(place))
 
 
 def read_due(found: bytes) -> tuple[int, bytes]:

@@ -80,7 +80,7 @@ def test_a_row_is_carried_once_for_each_turn_of_the_log(scene):
     for _ in range(5):
         scene.feature.tick(0)
     carried = scene.feature.carry.carried_bytes
-    live = scene.tables.live_bytes - 2 * (8_000 + len("filler"))
+    live = scene.tables.counts.live_bytes - 2 * (8_000 + len("filler"))
     assert live < carried < 1.7 * live
     assert scene.tables.released == end
 
@@ -224,7 +224,7 @@ def test_a_step_has_a_limit_of_bytes_and_several_wait_for_the_disk(scene, puts):
     scene.stage.store.synced = scene.stage.store.stats().max_commitlog_offset
     scene.stage.features.core.commit_point.high_watermark = lambda: scene.stage.store.synced
     scene.feature.tick(0)
-    assert 1 < scene.tables.carried_unsettled <= 8
+    assert 1 < scene.tables.unsettled.carried_batches <= 8
     del scene.stage.features.core.commit_point.high_watermark
     scene.stage.store.synced = None
     for _ in range(5):

@@ -7,7 +7,7 @@ from mqmesh.errors import BrokerNotAvailable, CorruptRecord, InvalidArgument, Me
 from mqmesh.message import Message
 from mqmesh.protocol.codes import ResponseCode
 from mqmesh.protocol.route import TopicConfig
-from mqmesh.roles.broker.features.tables import feature, tables
+from mqmesh.roles.broker.features.tables import answer, counts, feature, tables, unsettled
 from mqmesh.roles.broker.features.tables.row import MOST_INLINE_BYTES
 from mqmesh.security.access_list import AccessList, Namespace, NamespaceQuota
 from mqmesh.storage.interface import FlushDiskType
@@ -169,7 +169,7 @@ def test_a_history_is_of_one_key(scene, keys):
 
 
 def test_what_a_read_takes_of_the_log_has_a_limit(scene, monkeypatch):
-    monkeypatch.setattr(feature, "_MOST_READ_BYTES", 1)
+    monkeypatch.setattr(answer, "_MOST_READ_BYTES", 1)
     scene.put(("a", bytes(5_000)))
     scene.put(("b", bytes(5_000)))
     assert [key for key, *_ in scene.read("a", "b")] == ["a"]
@@ -188,7 +188,7 @@ def test_a_value_expires_and_its_tombstone_goes_later(scene):
     assert scene.read("a", deleted=True) == [("a", 3, "EXPIRE", b"")]
     scene.pass_ms(scene.stage.config.table_tombstone_ms)
     assert scene.read("a", deleted=True) == []
-    assert scene.tables.live_bytes == 2
+    assert scene.tables.counts.live_bytes == 2
 
 
 def test_a_damaged_row_does_not_end_expiry(scene, monkeypatch):
@@ -279,9 +279,9 @@ def test_counts_of_an_empty_table_are_not_believed_when_it_was_filled_since(kept
     kept.put(("a", b"1"))
     kept.read()
     kept.restart()  # without an orderly end
-    assert kept.tables.live_bytes == 2
+    assert kept.tables.counts.live_bytes == 2
     assert kept.tables.lowest() == 0, "the log is needed from its first segment on"
-    assert list(kept.tables.keys.values()) == [1]
+    assert list(kept.tables.counts.keys.values()) == [1]
 
 
 def test_the_number_of_a_table_that_is_gone_is_not_given_to_another_one(kept):
@@ -298,7 +298,7 @@ def test_the_number_of_a_table_that_is_gone_is_not_given_to_another_one(kept):
 
 
 def test_rows_are_counted_in_slices_while_the_table_answers(kept, ticking, monkeypatch):
-    monkeypatch.setattr(tables, "_SCAN", 2)
+    monkeypatch.setattr(counts, "_SCAN", 2)
     kept.put(*[(f"k{number}", b"1") for number in range(9)])
     kept.read()
     kept.stage.restart()
@@ -312,8 +312,8 @@ def test_rows_are_counted_in_slices_while_the_table_answers(kept, ticking, monke
     for _ in range(5):
         kept.feature.tick(0)
     assert kept.tables.is_whole
-    assert kept.tables.live_bytes == 7 * 3 + 2 * 4 + 5
-    assert list(kept.tables.keys.values()) == [10]
+    assert kept.tables.counts.live_bytes == 7 * 3 + 2 * 4 + 5
+    assert list(kept.tables.counts.keys.values()) == [10]
 
 
 @pytest.mark.parametrize("is_repaired", [True, False])
@@ -352,7 +352,7 @@ def test_the_memory_of_what_is_not_confirmed_has_a_limit(make_stage, make_scene,
     for value in (bytes(MOST_INLINE_BYTES + 1), b"1"):
         scene.stage.begin_send(scene.batch(("a", value)))
         scene.stage.end_tick()
-    assert scene.tables.unsettled_bytes < 1_500, "long values stay in the log alone"
+    assert scene.tables.unsettled.size_bytes < 1_500, "long values stay in the log alone"
     scene.stage.begin_send(scene.batch(("a", bytes(MOST_INLINE_BYTES))))
     scene.stage.end_tick()
     refused = scene.put(("b", b"2"))
@@ -363,13 +363,13 @@ def test_the_memory_of_what_is_not_confirmed_has_a_limit(make_stage, make_scene,
     scene.tables.settle()
     assert scene.put(("b", b"2")).code == 0
     scene.tables.settle()
-    assert scene.tables.unsettled_bytes == 0
+    assert scene.tables.unsettled.size_bytes == 0
 
 
 def test_what_is_confirmed_at_once_is_written_in_slices(
     make_stage, make_scene, ticking, monkeypatch
 ):
-    monkeypatch.setattr(tables, "_SCAN", 1)
+    monkeypatch.setattr(unsettled, "_MOST_WRITTEN", 1)
     scene = unconfirmed(make_stage, make_scene)
     for number in range(4):
         scene.stage.begin_send(scene.batch((f"k{number}", b"1")))
@@ -379,7 +379,7 @@ def test_what_is_confirmed_at_once_is_written_in_slices(
     ticking(scene, tables.SLICE_MS)
     with pytest.raises(BrokerNotAvailable, match="are being written"):
         scene.read()
-    assert scene.tables.unsettled == 3
+    assert scene.tables.unsettled.count == 3
     for _ in range(3):
         scene.tables.settle()
     assert len(scene.values()) == 4
@@ -446,7 +446,7 @@ def test_a_table_that_was_deleted_leaves_nothing_to_its_successor(scene):
     assert scene.read() == [("a", 1, "PUT", b"3")]
     for _ in range(3):
         scene.feature.tick(0)
-    assert scene.tables.live_bytes == 2
+    assert scene.tables.counts.live_bytes == 2
 
 
 def test_many_values_that_expire_at_once_get_their_tombstones_in_small_segments(
