@@ -49,9 +49,9 @@ class DelayedMeta(BatchMeta, array_like=True, frozen=True, gc=False):
         due_times: Little-endian i64 of wall-clock ms: none (then it is the store time plus
             ``delay_ms``), one for all messages, or one a message.
         real_topic: Physical topic that the messages are written to when they are due; empty
-            on the way from a producer, where ``topic`` is that.
-        real_queue_id: Its queue.
-        delay_ms: What the level meant when the batch was stored.
+            on the way from a producer, where ``topic`` names it.
+        real_queue_id: Queue that the messages are written to.
+        delay_ms: Delay of the level when the batch was stored, ms.
     """
 
     level: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] = 0

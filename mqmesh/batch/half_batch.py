@@ -121,8 +121,8 @@ def read_half_meta(buffer: Buffer, header: BatchHeader) -> HalfMeta:
 def immunity_ms(message: Message) -> int | None:
     """Return the delay before the broker asks a message's sender back; None if it sets none.
 
-    What is no whole number of seconds from 0 to a week counts as nothing: anybody may write
-    the property.
+    A value that is no whole number of seconds from 0 to a week counts as none, since any producer
+    may write the property.
     """
     text = message.property(PROPERTY_CHECK_IMMUNITY_TIME)
     if text is None or not text.isascii() or not text.isdecimal() or len(text) > 6:

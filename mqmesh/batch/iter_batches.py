@@ -20,7 +20,7 @@ def iter_batches(
         Header and bytes of each batch: a view, nothing is copied.
 
     Raises:
-        CorruptBatch: What ``read`` finds; the batches before were yielded.
+        CorruptBatch: ``read`` found damage; the batches before were yielded.
     """
     view = memoryview(data)
     position = 0

@@ -64,8 +64,8 @@ def decode_at_once(
     Args:
         payload: An opened payload, from anywhere.
         message_count: Messages that must be in it.
-        batch: What they share; says where the first one is, and the topic that they get.
-        topic: Topic that they are stored under; "" for that one.
+        batch: Properties that the messages share, with the offset of the first and their topic.
+        topic: Topic under which they are stored; "" for the topic of ``batch``.
 
     Returns:
         The messages of ``decode_payload``, with their places; None when that must read the payload,

@@ -100,8 +100,8 @@ def encode_payload(
     Args:
         messages: As for ``record_batch.encode_batch``.
         compress_over_bytes: As for ``record_batch.encode_batch``.
-        extras: What the messages may have.
-        prefix: Text that the topic of each gets in front.
+        extras: Optional properties that the messages may have.
+        prefix: Text put in front of the topic of each message.
 
     Raises:
         LocalProtocolError: No message, too many, over ``MAX_RAW_BYTES`` or ``MAX_STRINGS``.
@@ -135,7 +135,7 @@ def compress_payload(data: bytes) -> tuple[bytes, int]:
     """Compresses an array of messages if that makes it smaller.
 
     Returns:
-        What is to be stored, and its codec.
+        Bytes to store, and their codec.
     """
     packed = _contexts.compressor.compress(data)
     return (packed, CODEC_ZSTD) if len(packed) < len(data) else (data, CODEC_NONE)
@@ -172,8 +172,8 @@ def open_payload(
     """Open a stored payload: return the uncompressed array of so many messages.
 
     Args:
-        stored: As it stands in the batch.
-        codec, raw_size, message_count: What the batch's header says.
+        stored: Payload as the batch has it.
+        codec, raw_size, message_count: Values of the batch's header.
 
     Raises:
         CorruptBatch: It does not inflate, or has another number of messages.

@@ -416,9 +416,9 @@ def stamp(
     """Make the broker's part of a batch.
 
     Args:
-        header: What the producer wrote.
-        commitlog_offset: Where the batch begins in the log.
-        base_queue_offset: Of its first message.
+        header: Header that the producer wrote.
+        commitlog_offset: Commit-log offset of the batch.
+        base_queue_offset: Queue offset of its first message.
         store_timestamp: Now, in ms.
         epoch: Of the log.
         store_id: Of the store.

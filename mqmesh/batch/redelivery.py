@@ -60,9 +60,9 @@ def redeliver(
         topic: Physical topic of the new batch; the messages keep their own.
         queue_id: Queue it is for.
         attributes: Bits beside REDELIVERED and those for keys and tags.
-        prepared_offset: Of committed messages: where their half messages begin in the log.
-        expires_ms: Wall clock from which on nobody gets the messages, 0 for never.
-        raws: What ``payload.split_payload`` made of the batch, where that is known already.
+        prepared_offset: For committed messages: commit-log offset of their half messages.
+        expires_ms: Wall clock from which on no consumer gets the messages, 0 for never.
+        raws: Messages from ``payload.split_payload`` of the batch, if they are known already.
 
     Returns:
         Layout: record batch, its broker part blank.
@@ -105,7 +105,7 @@ def redeliver(
 
 
 def _part_payload(header: BatchHeader, raws: Sequence[msgspec.Raw]) -> Payload:
-    # What was compressed may fit into no batch as it is.
+    # A compressed batch may be too large for any batch once it is uncompressed.
     over_bytes = COMPRESS_OVER_BYTES if header.codec == CODEC_NONE else 0
     return join_payload(raws, compress_over_bytes=over_bytes)
 

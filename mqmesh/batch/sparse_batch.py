@@ -1,8 +1,8 @@
-"""Cuts a stored batch down to the messages that are wanted.
+"""Cuts a stored batch down to the requested messages.
 
-What remains keeps its queue offsets and ids: the cut batch has the header of the
-whole one, and its meta says which positions its messages had (``SparseMeta``). The
-checksums are made anew, by the broker that cut it; the stored ones travel in meta.
+The remaining messages keep their queue offsets and ids: the cut batch has the header of the
+whole one, and its meta has the positions that its messages had (``SparseMeta``). The broker that
+cuts it makes the checksums anew; the stored ones travel in the meta.
 """
 
 import struct

@@ -1,7 +1,7 @@
 """The check in a stored batch by which a store knows that it wrote the batch, at this place.
 
-What makes it is given by the store (``mqmesh.storage.log.store_key``); here stands what it covers.
-All of that is within the first 56 bytes of a batch, which are the same in every version.
+The store makes the check (``mqmesh.storage.log.store_key``); this module defines the bytes that it
+covers. All of them are within the first 56 bytes of a batch, which are the same in every version.
 """
 
 from collections.abc import Callable
