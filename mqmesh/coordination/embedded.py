@@ -1,8 +1,8 @@
 """The client of the embedded coordinator, ``embedded://host:port``.
 
-One connection, which comes back by itself. What is asked while it is away waits for it until its
-timeout, except for changes: a change follows a read, so without a connection it is too late
-already.
+It has one connection, which is made again after a break. A request without a connection waits for
+one until its timeout, except for a change: a change follows a read, so without a connection it is
+too late already.
 """
 
 import logging

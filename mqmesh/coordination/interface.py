@@ -1,8 +1,8 @@
 """The interface to a coordination engine: sessions, one record a group, compare-and-swap.
 
-Messages never pass through it, and nothing that is promised about messages rests on its clock: a
-session that ends makes somebody stand for election, and no more. What decides is ``change``, which
-is carried out only on the version that was read, and only while the caller's session lives.
+Messages never pass through it, and no promise about messages rests on its clock: the end of a
+session makes a replica stand for election, and no more. Only ``change`` decides. It is carried out
+only on the version that was read, and only while the caller's session lives.
 
 Every call returns at once and has one outcome, a value or an error, which comes to ``on_done`` in
 the thread of the loop that the coordinator was opened on, never before the call returns, and not
@@ -82,8 +82,9 @@ class GroupState(msgspec.Struct, frozen=True, kw_only=True):
         unclean_since: Epoch of the last election that may have lost what was confirmed; 0 for none.
         reason: Why the last change of master was made.
         preferred_ms: When the lead was handed to a preferred replica last; 0 for never. Wall clock.
-        switched_ms: And when, wall clock of the replica that made it; for people.
-        paused: Nobody stands because the master is missed: an administrator is at work.
+        switched_ms: Time of that change, wall clock of the replica that made it; for people.
+        paused: No replica stands for election when the master is missed: an administrator is at
+            work.
     """
 
     log_id: _Number

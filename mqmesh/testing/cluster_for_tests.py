@@ -59,7 +59,7 @@ class SharedCluster:
                 settings = {**small_broker_settings(), **(broker_settings or {})}
                 self._processes = ProcessCluster(self._folder, broker_settings=settings)
                 self.namesrv_addr = self._processes.namesrv_addr
-                # Nobody kills it, and a process would cost half a second.
+                # No test kills it, and a process would cost half a second.
                 self._schedule = start_schedule(self._folder, self.namesrv_addr)
             else:
                 self._threads = ThreadCluster(self._folder, broker_settings)

@@ -117,7 +117,7 @@ class WatchedKeys:
         """Return the view of the group.
 
         Raises:
-            RemoteProtocolError: Somebody else has written there.
+            RemoteProtocolError: Another program has written there.
         """
         record = state_of(self._found.get(self._keys.state(self._group)))
         members = members_of(self._keys, self._group, self._found.values(), ages)

@@ -1,6 +1,6 @@
-"""Requests to etcd's JSON gateway and its answers: what is needed here of ``/v3``.
+"""Requests to etcd's JSON gateway and its answers: the part of ``/v3`` that mqmesh uses.
 
-Bytes are base64 there, and numbers are strings in answers. What is zero or empty is left out.
+Bytes are base64 there, and numbers are strings in answers. Zero and empty values are left out.
 """
 
 from typing import Any, Final, Protocol
