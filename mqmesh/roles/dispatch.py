@@ -2,8 +2,8 @@
 
 A handler is a function ``(request, header) -> Answer | None``: it returns the struct of its
 answer's header, or a ``Reply`` where there is a body; None means that it answers later.
-What it raises is turned into a response code in one place, too: the command server, by the table
-in ``protocol/codes.py``.
+The command server turns an error that a handler raises into a response code, by the table in
+``protocol/codes.py``.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,7 +1,7 @@
-"""`GET /healthz` of a role's process, answered by its event loop: an answer shows that it turns.
+"""`GET /healthz` of a role's process, answered by its event loop: an answer proves that it turns.
 
 For Kubernetes and load balancers. There is no HTTP server behind it: a request has one page, is
-bounded, and costs a few calls. Nobody proves who he is, so the answer holds nothing secret.
+bounded, and costs a few calls. Clients do not authenticate, so the answer holds nothing secret.
 """
 
 import logging

@@ -1,8 +1,7 @@
 """Settings of a process that administrators change while it runs.
 
-Only keys of a list may be changed, and what a value must be is asked of the role's own struct, as
-at the start. What was changed is kept beside the process's data; the file it was started with stays
-as it is. Pure.
+Only keys of a list may be changed. The role's own struct checks a value, as at the start. Changed
+values are kept beside the process's data; the configuration file of the start stays as it is. Pure.
 """
 
 import difflib

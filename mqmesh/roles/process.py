@@ -165,8 +165,8 @@ def run_role(
         return report_failure(name, error)
     if supervised:
         _stop_with_parent(loop)
-    # What stands now, modules above all, lives as long as the process: full collections need not
-    # walk over it, each of which would hold up every request for some 10 ms.
+    # Present objects, modules above all, live as long as the process: full collections need not
+    # walk over them, each of which would delay every request for some 10 ms.
     gc.collect()
     gc.freeze()
     _announce(Ready(role, name, endpoint, os.getpid()), loop)
@@ -188,11 +188,11 @@ def run_role(
 
 
 def report_failure(name: str, error: Exception) -> int:
-    """Says on standard error, in one line, why a process cannot go on.
+    """Reports on standard error, in one line, why a process cannot go on.
 
     Args:
         name: Name of the process that cannot.
-        error: Why. What is no expected error is logged with its traceback, being a bug.
+        error: Reason. An unexpected error is a bug, and is logged with its traceback.
 
     Returns:
         The exit code: ``USAGE`` when a setting must be changed first, ``STORE_STOPPED`` when

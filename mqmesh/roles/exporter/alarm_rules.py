@@ -132,10 +132,10 @@ class AlarmRule(msgspec.Struct, frozen=True):
         severity: How bad it is.
         threshold: Default limit, in the unit that ``summary`` names.
         for_s: Time in s that the condition must hold.
-        by: Labels of what it is about.
-        find: Finder of what is beyond a threshold: values of ``by``, and the value.
+        by: Labels of the subject of the alarm.
+        find: Finder of values beyond a threshold: the labels ``by``, and the value.
         summary: A sentence, to be formatted with the labels, ``value`` and ``threshold``.
-        advice: What to do about it.
+        advice: Advice to the administrator.
     """
 
     alarm: str
@@ -211,7 +211,7 @@ def _behind(by: Labels) -> Find:
 
 
 def _waiting(look: ClusterObservation, threshold: float, by: Labels = GROUP) -> dict[Labels, float]:
-    # What waits for its retry waits on purpose.
+    # Messages that wait for a retry wait on purpose.
     lags = look.families.sums(LAG, by, is_retry="false")
     return {labels: lag for labels, lag in lags.items() if lag > threshold}
 

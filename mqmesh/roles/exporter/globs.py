@@ -49,12 +49,12 @@ def matches(glob: str, name: str) -> bool:
 class Globs:
     """Filter for the series of some topics and groups.
 
-    What has neither a topic nor a consumer group is kept, and so are sums of those that a broker
-    reports as one.
+    Series without a topic and a consumer group are kept, and so are sums that a broker reports as
+    one series.
 
     Args:
-        topic_glob: Of topics. Those that mqmesh itself uses are kept whatever it says, but for
-            retry topics and those of dead letters, which go with their groups.
+        topic_glob: Glob of topics. Topics that mqmesh itself uses are kept in any case, except
+            retry topics and those of dead letters, which are kept together with their groups.
         group_glob: Of consumer groups.
     """
 

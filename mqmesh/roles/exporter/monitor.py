@@ -114,7 +114,7 @@ class MonitorRole:
         """Begins to look.
 
         Returns:
-            What it watches: nobody connects to it.
+            Addresses of the watched name servers, with commas; the monitor has no endpoint.
         """
         self._thread.start()
         return self._watched

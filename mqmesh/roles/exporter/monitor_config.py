@@ -101,10 +101,10 @@ class MonitorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         server_keys: Public keys of processes of ``other_addr``, by address, where they have not
             the key of the name servers.
         interval_s: How often it looks, 1 to 3,600 s.
-        timeout_ms: For each answer of a process, 100 to 60,000 ms.
+        timeout_ms: Time for each answer of a process, 100 to 60,000 ms.
         max_groups: Consumer groups of each broker that are watched, 0 to 100,000.
-        state_file: What was seen is kept there, so that a restart forgets no alarm, and
-            ``--once`` knows what has grown. "" for nowhere.
+        state_file: File for the state of the monitor, so that a restart forgets no alarm, and
+            ``--once`` knows which values have grown. "" for none.
         rule: Alarms that differ from their defaults; one of a group goes before one of all.
         notify: Receivers of alarms.
     """

@@ -1,7 +1,7 @@
-"""The names of RocketMQ 4's exporter, which its boards ask for. Pure but for what rates remember.
+"""The names of RocketMQ 4's exporter, which its boards query. Pure, except for remembered rates.
 
-Its values are gauges, totals as well. What mqmesh has not, thread pools above all, is 0: a board
-shows that nothing waits there.
+Its values are gauges, totals as well. Values that mqmesh does not have, such as those of thread
+pools, are 0: a board shows that nothing waits there.
 """
 
 from collections.abc import Hashable, Iterator

@@ -1,8 +1,8 @@
-"""One filter of one consumer group: its process, what waits for it, and how it fares.
+"""One filter of one consumer group: its process, the pulls that wait for it, and its state.
 
-Pure: processes are made by a callable that ``server.py`` gives. What a filter does to its
-process falls back on this filter alone: its pulls are refused for a while, with the
-reason, and nothing is passed over, so nothing is lost.
+Pure: processes are made by a callable that ``server.py`` gives. Damage that a filter does to its
+process affects this filter alone: its pulls are refused for a while, with the reason, and no
+message is skipped, so none is lost.
 """
 
 import enum

@@ -278,7 +278,7 @@ class Sends:
             try:
                 parts = self._encode(queue, sends)
             except Exception as error:
-                # Whatever it is: a send that was taken must have its outcome.
+                # Any error ends the sends: a send that was taken must have its outcome.
                 _log.warning("messages of %s cannot be encoded: %s", queue, error)
                 self._end(sends, InvalidArgument(f"the messages cannot be encoded: {error}"))
                 continue

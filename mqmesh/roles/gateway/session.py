@@ -40,8 +40,8 @@ _STATUS: Final[dict[int, RemotingStatus]] = {
     ResponseCode.CLIENT_NOT_ONLINE: RemotingStatus.CONSUMER_NOT_ONLINE,
     RemotingStatus.CONSUME_MSG_TIMEOUT: RemotingStatus.CONSUME_MSG_TIMEOUT,
 }
-"""What a client of RocketMQ is answered for a refusal; SYSTEM_ERROR for all others, which it tries
-again where that may help."""
+"""Status that a client of RocketMQ gets for a refusal; SYSTEM_ERROR for all others, after which it
+tries again if that may help."""
 
 _SENDS: Final = (
     *(RemotingCode.SEND_MESSAGE, RemotingCode.SEND_MESSAGE_V2, RemotingCode.SEND_BATCH_MESSAGE),

@@ -115,7 +115,7 @@ class PendingQueries:
             now_ms: Monotonic clock.
 
         Returns:
-            What to answer when it is done, else None.
+            Answer of the query when it is done, else None.
         """
         pending = self._ready(dispatcher, now_ms)
         if pending is None:

@@ -152,7 +152,7 @@ class RouteTable:
         topics = _table_of(request, member)
         self._check(request, peer, group, member, topics)
         if group is None:
-            # What stayed of an ordered topic is in the index still.
+            # The index still has the remains of an ordered topic.
             group = _BrokerGroup(request.cluster_name, {}, self._absent.pop(name, {}))
             self._groups[name] = group
         before = _appearance(group)

@@ -187,7 +187,8 @@ class NameServer:
         }
 
     def _register(self, request: Request, header: RegisterBrokerRequest) -> Answer:
-        # What a broker says of its key counts for nothing: clients trust what it proved.
+        # The key that a broker reports counts for nothing: clients trust the key that it has
+        # proved.
         address = msgspec.structs.replace(header.address, server_key=request.peer.principal.key)
         header = msgspec.structs.replace(header, address=address)
         response, effects = self._table.on_register(

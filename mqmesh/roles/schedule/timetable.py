@@ -303,7 +303,7 @@ class Timetable:
         """Looks for a message by its id.
 
         Returns:
-            What is known of it, and if it waits, where: usually one place, in one chunk.
+            State of the message, and its places if it waits: usually one place, in one chunk.
         """
         known = False
         places: list[Run] = []

@@ -100,7 +100,8 @@ class LineParser:
         """
         parts = split_line(line)
         if parts is None:
-            # What is no log line of ours comes from the interpreter or a library: an error.
+            # A line that is no log line of mqmesh comes from the interpreter or a library: an
+            # error.
             level = self._level if line.startswith(CONTINUATION) else "ERROR"
             return LogLine(now, self._name, level, one_line(line), line)
         self._level = parts.level
@@ -129,7 +130,7 @@ class RotatedFile:
 
     def write(self, line: str) -> None:
         """Appends a line."""
-        # What is no log line of ours may hold anything.
+        # A line that is no log line of mqmesh may hold any characters.
         data = cut_line(one_line(line))
         try:
             if self._file is not None and self._size + len(data) > self._max_bytes:

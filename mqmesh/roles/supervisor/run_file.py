@@ -205,10 +205,10 @@ def put_down(folder: Path, names: Collection[str], *, up: bool, timeout_ms: int)
         folder: Data folder.
         names: Of the processes.
         up: True to start the processes, false to stop them.
-        timeout_ms: To wait.
+        timeout_ms: Time to wait, ms.
 
     Returns:
-        What became of them.
+        Entries of the processes in their new state.
 
     Raises:
         ConfigError: Nothing is running, or there are no such processes.

@@ -1,6 +1,6 @@
 """Metrics of `mqmesh up`: its processes, how often they were started again, and why they ended.
 
-The supervisor has no port to be asked at. What it knows stands in the run file, so a process that
+The supervisor has no port that could be queried. Its values are in the run file, so a process that
 can read that file reads its metrics; see ``read_record``.
 """
 

@@ -122,8 +122,8 @@ def runtime_table(readings: Readings, wall_ms: int) -> dict[str, str]:
     """Return the state of a broker by RocketMQ's names of 4 and 5.
 
     Args:
-        readings: Metrics of the broker. What mqmesh has not, thread pools above all, is 0: nothing
-            waits there.
+        readings: Metrics of the broker. Values that mqmesh does not have, such as those of thread
+            pools, are 0: nothing waits there.
         wall_ms: Wall clock.
     """
 

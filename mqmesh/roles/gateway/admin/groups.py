@@ -360,7 +360,7 @@ async def _find_progress(job: Job, group: str, topic: str = "") -> list[ConsumeS
 async def _put_group(job: Job, wanted: GroupConfigBody) -> None:
     known = await find_group(job, wanted.group_name)
     tries = wanted.retry_max_times
-    # What RocketMQ has no setting for stays as it is.
+    # Settings that RocketMQ does not have stay as they are.
     config = GroupConfig(wanted.group_name) if known is None else known.config
     config = msgspec.structs.replace(
         config,

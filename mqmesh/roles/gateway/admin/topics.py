@@ -92,7 +92,7 @@ class TopicJobs:
             known = await _find_topic(job, wanted.topic)
         except TopicNotFound:
             known = wanted
-        # What RocketMQ has no setting for stays as it is.
+        # Settings that RocketMQ does not have stay as they are.
         config = msgspec.structs.replace(
             known,
             read_queue_nums=wanted.read_queue_nums,

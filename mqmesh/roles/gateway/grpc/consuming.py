@@ -87,7 +87,7 @@ class GrpcConsuming:
     Args:
         upstream: Way to the brokers.
         clients: Clients.
-        leases: What they have.
+        leases: Leases of the clients.
         reports: Reports on their way.
         handles: Makes receipts.
 
@@ -175,7 +175,8 @@ class GrpcConsuming:
             raise BrokerNotAvailable(f"broker group {broker_name!r:.100} is not there")
 
         def found(config: GroupConfig | MQMeshError) -> None:
-            # Who may not see them joins as it did before, or as the first member of a new group.
+            # A client that may not see them joins as it did before, or as the first member of a new
+            # group.
             if not isinstance(config, MQMeshError):
                 client.delivery = delivery_of(config)
             self._join(receive)

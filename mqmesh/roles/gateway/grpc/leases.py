@@ -250,7 +250,7 @@ class ClientLeases:
         Args:
             client_id: The client.
             source: The connection.
-            since_ms: What was given from then on is in doubt, monotonic clock.
+            since_ms: Time from which on messages that were given are in doubt, monotonic clock.
         """
         for one in self._by_client.get(client_id, ()):
             if one.is_renewed and one.source is source and one.given_ms >= since_ms:
