@@ -64,11 +64,11 @@ from mqmesh.transport.interface import Transport
 from mqmesh.version import VERSION
 
 HANDOVER_MS: Final = 100
-"""A new owner waits so long before it asks for offsets, for the former one to commit."""
+"""A new owner waits so long before it requests offsets, so that the former one can commit."""
 SECOND_COMMIT_MS: Final = 50
 """Delay of a second commit, for messages that listeners had when their queue was given away."""
 TAKE_ANEW_MOST_MS: Final = 1_000
-"""Longest delay before a queue that a broker gives and takes again and again is asked for."""
+"""Longest delay before a claim of a queue that a broker gives and takes again and again."""
 TOPIC_GRACE_MS: Final = 500
 """A start waits so much longer than ``topic_wait_ms`` for the client loop to report its end."""
 ABSENT_MS: Final = 40_000
@@ -544,7 +544,7 @@ class ConsumerEngine(Generic[S]):
         """Handle a new epoch of a broker group: not all that was committed may have got there."""
         if epoch > self._epochs_met.get(broker_name, 0):
             self._epochs_met[broker_name] = epoch
-            # Its master may not know us yet: all is committed once he has said that he does.
+            # Its master may not know us yet: all is committed once it has answered our heartbeat.
             self._returned.add(broker_name)
             self.client.heartbeats.send_all()
 
@@ -656,7 +656,7 @@ class ConsumerEngine(Generic[S]):
             if state.loop is not None:
                 state.loop.reset(one.queue_offset)
             else:
-                # What is being asked for may be of before.
+                # The offset that is being requested may be older than the reset.
                 del self.assigned[queue]
                 self._take([queue], 0)
         if self.options.message_model == MessageModel.BROADCASTING:

@@ -30,7 +30,7 @@ class ConsumerOptions(TracingOptions, frozen=True, kw_only=True, forbid_unknown_
         rebalance_interval_ms: Members and queues are looked at again after this, as the
             safety net below the brokers' notices.
         persist_consumer_offset_interval_ms: Between commits.
-        pull_max_bytes: Of one answer, 1 to 16 MiB; at least one batch comes, whatever its size.
+        pull_max_bytes: Size of one answer, 1 to 16 MiB; at least one batch comes, of any size.
         broker_suspend_max_time_ms: Longest wait of a pull that finds nothing at the broker.
         pull_timeout_ms: Longest wait for its answer beyond that.
         pull_threshold_for_queue: Messages held of a queue before pulling pauses.
@@ -88,8 +88,8 @@ class PushConsumerOptions(ConsumerOptions, frozen=True, kw_only=True, forbid_unk
         max_reconsume_times: A message retried so often that fails once more goes to the dead
             letters. -1 is 16 times, and with ``consume_orderly`` without limit. BROADCASTING does
             not try again.
-        dead_letter_undecodable: With ``consume_orderly``, messages that nobody can decode go to the
-            dead letters, also without ``max_reconsume_times``; else their queue waits for an
+        dead_letter_undecodable: With ``consume_orderly``, undecodable messages go to the dead
+            letters, also without ``max_reconsume_times``; else their queue waits for an
             administrator. Where order does not matter they always go there.
         rebalance_lock_interval_ms: Between renewals of the queues' locks, with
             ``consume_orderly``; brokers keep them for 60 s.

@@ -1,7 +1,7 @@
 """The way of pulls through filter servers: finds them, uploads the filter, and pulls.
 
-A pull loop takes it for its network. Whatever goes wrong comes back as the outcome of the
-pull, which the loop makes again; so a filter server may come, go and move at any time.
+A pull loop uses it as its network. Every error comes back as the outcome of the pull,
+which the loop repeats; so a filter server may come, go and move at any time.
 """
 
 import logging
@@ -72,7 +72,7 @@ class FilterLink:
     Args:
         group: Consumer group.
         wanted: The filter.
-        network: The client's engine, for what brokers are asked.
+        network: The client's engine, for requests to brokers.
         connect: Connects to a filter server; called with the address and the listener for breaks.
         decided: Set once it is known whether the filter works.
 

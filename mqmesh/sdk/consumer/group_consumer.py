@@ -84,7 +84,7 @@ class GroupConsumer(ABC, Generic[S]):
         return self._engine.counters
 
     def metrics(self) -> Readings:
-        """Metrics: what this consumer has counted and measured until now; from any thread.
+        """Return the metrics of this consumer; from any thread.
 
         ``consumer.metrics().number("cached_messages", "orders")``; all are in
         docs/reference/metrics.md.

@@ -82,7 +82,7 @@ class LocalOffsets(OffsetStore):
             MessageQueue(topic, broker_name, queue_id): offset
             for topic, broker_name, queue_id, offset, _ in document.offsets
         }
-        # A broker may have lost what it counts while nobody was connected to it.
+        # A broker may have lost messages while this client was not connected to it.
         self.epochs = {
             MessageQueue(topic, broker_name, queue_id): epoch
             for topic, broker_name, queue_id, _, epoch in document.offsets

@@ -65,7 +65,7 @@ class OffsetStore(Protocol):
         """
 
     def release(self, queues: list[MessageQueue]) -> None:
-        """Release queues that this member does not read any more; nobody waits for the outcome."""
+        """Release queues that this member does not read any more, without waiting for an answer."""
 
     def commit(self, offsets: Mapping[MessageQueue, int], on_done: OnCommitted) -> None:
         """Commits offsets that differ from what was committed last.
@@ -117,7 +117,7 @@ class BrokerOffsets(OffsetStore):
         self._known: dict[MessageQueue, int] = {}
 
     def open(self) -> None:
-        """Do nothing: brokers are asked when the time comes."""
+        """Do nothing: offsets are requested from brokers when they are needed."""
 
     def close(self) -> None:
         """Do nothing."""

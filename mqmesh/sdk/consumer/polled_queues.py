@@ -19,7 +19,7 @@ class PolledQueues:
     """Buffers of the queues that a pull consumer was given; from any thread.
 
     Args:
-        changed: A condition for it alone: what waits is touched under its lock.
+        changed: A condition for it alone: its lock guards the buffers.
         clock: Of the client.
         limits: Of each queue.
         counters: Counts what cannot be decoded.
@@ -126,7 +126,7 @@ class PolledQueues:
             self._changed.wait(timeout_ms / 1_000)
 
     def acknowledge(self, offsets: Mapping[MessageQueue, int] | None) -> None:
-        """Says what is done: all before these offsets; None: what polls returned.
+        """Marks messages done: all before these offsets; None: all that polls returned.
 
         Raises:
             InvalidArgument: A queue is not assigned.

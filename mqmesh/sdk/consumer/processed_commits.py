@@ -57,9 +57,9 @@ class Commit(msgspec.Struct, eq=False):
 
     Attributes:
         broker_name: Broker group that has, and gets, all of them.
-        request: What is done; producer and number of batches are filled in.
-        outputs: What was made of it.
-        until_ms: Returns until when the messages are this member's, monotonic clock.
+        request: Messages that are done; producer and number of batches are filled in.
+        outputs: Messages that were made of them.
+        until_ms: Returns the time until which the messages are this member's, monotonic clock.
         on_done: Called with None, or why nothing is stored: ``SendInDoubt`` if that is not known.
         codec: Producer of the outputs.
         parts: Outputs, encoded.
@@ -104,7 +104,7 @@ class ProcessedCommits:
         )
 
     def end_all(self) -> None:
-        """End all commits, of which nobody will know more: the client loop has ended."""
+        """End all commits; their outcomes stay unknown, because the client loop has ended."""
         while self._open:
             commit, _ = self._open.popitem()
             commit.on_done(ClientClosed("the consumer was closed before a broker had answered"))
@@ -212,7 +212,7 @@ class ProcessedCommits:
             if _is_open(answer):
                 commit.doubt = answer
             elif not answer.retriable:
-                # Whatever was on its way: nothing is stored under these sequences.
+                # This holds for earlier tries, too: nothing is stored under these sequences.
                 commit.doubt = None
             pause_ms = self._pause_ms(commit, answer)
             if pause_ms is not None:
@@ -255,7 +255,7 @@ class ProcessedCommits:
     def _is_placed(self, commit: Commit, topic: str) -> bool:
         """Return whether queues of a topic are known at the broker group of a commit.
 
-        What was known once is not forgotten while its broker is away.
+        Queues that were known once are not forgotten while their broker is away.
         """
         key = (topic, commit.broker_name)
         found = places_of(self._client.routes.route(topic), commit.broker_name)

@@ -1,4 +1,4 @@
-"""Blocks that process messages: what they make is stored when the messages are done, or nothing."""
+"""Blocks that process messages: outputs are stored, and the messages done, or neither happens."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -45,8 +45,8 @@ class Processing:
         with consumer.processing(messages) as out:
             out.send(Message("bills", body))
 
-    When it ends, the messages are done and what was sent is stored, all of it or nothing. When it
-    raises, what was sent is forgotten, and the messages come again.
+    When it ends, the messages are done and the outputs are stored, all of it or nothing. When it
+    raises, the outputs are dropped, and the messages are redelivered.
 
     Args:
         client: Connections.
@@ -56,7 +56,7 @@ class Processing:
             which nothing is stored.
 
     Attributes:
-        outputs: What the block makes.
+        outputs: Messages that the block sends.
     """
 
     def __init__(
@@ -86,11 +86,11 @@ class Processing:
         """Commit, and wait for the outcome.
 
         Raises:
-            StaleReceipt: One of the messages is somebody else's by now, or done already; nothing of
-                the block is stored, as after all others but the next one.
+            StaleReceipt: Another member has one of the messages by now, or it is done already;
+                nothing of the block is stored, as after all others but the next one.
             SendInDoubt: No broker has answered for 60 s, or until the leases of the messages ended.
             StaleGeneration: The same as ``StaleReceipt``, of a queue.
-            NoRoute, NoPermission, TopicNotFound, InvalidArgument: What was sent cannot be stored.
+            NoRoute, NoPermission, TopicNotFound, InvalidArgument: An output cannot be stored.
             SystemBusy: The broker has taken nothing for so long, or too many commits of this
                 consumer were under way.
             ClientClosed: The consumer was closed meanwhile: as ``SendInDoubt``.
@@ -298,5 +298,5 @@ def check_outputs(
 
 
 def _for_long() -> int:
-    """Return until when a queue is its owner's: as long as nobody else has it."""
+    """Return the end of an owner's time with a queue: none, as long as no other member has it."""
     return 2**63

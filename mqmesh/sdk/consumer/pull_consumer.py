@@ -143,7 +143,7 @@ class PullConsumer(GroupConsumer[FetchBuffer]):
             self._transport,
         )
         client_engine = self._engine.client
-        # What polls need, under a lock of their own: the engine's tables are its thread's.
+        # Data of polls, under a lock of their own: the engine's tables belong to its thread.
         self._queues = PolledQueues(
             client_engine.transport.condition(),
             client_engine.loop.clock,
@@ -282,8 +282,8 @@ class PullConsumer(GroupConsumer[FetchBuffer]):
     def queues(self, topic: str) -> list[MessageQueue]:
         """Return the queues of a topic, sorted, regardless of their readers.
 
-        A topic that is not known is asked for again for a moment: name servers learn of a new
-        one up to 100 ms later.
+        An unknown topic is requested again for a moment: name servers learn of a new one up to
+        100 ms later.
 
         Raises:
             NoRoute: The topic is not known, or no name server answers.
@@ -321,7 +321,7 @@ class PullConsumer(GroupConsumer[FetchBuffer]):
             max_messages: Most messages, in place of ``pull_batch_size``.
 
         Returns:
-            What has come, in order for each queue; nothing if none came in time.
+            Messages, in order for each queue; none if none came in time.
 
         Raises:
             InvalidArgument: ``max_messages`` is not positive.
@@ -383,7 +383,7 @@ class PullConsumer(GroupConsumer[FetchBuffer]):
         Raises:
             InvalidArgument: The queue is not assigned, or the offset is no int.
             OffsetIllegal: The queue does not reach there.
-            MQMeshError: The broker could not be asked.
+            MQMeshError: The broker does not answer, or refuses.
         """
         self._buffer(queue)
         if type(offset) is not int:
@@ -432,7 +432,7 @@ class PullConsumer(GroupConsumer[FetchBuffer]):
 
         Raises:
             InvalidArgument: That is no time.
-            MQMeshError: The broker could not be asked.
+            MQMeshError: The broker does not answer, or refuses.
         """
         check_number("timestamp_ms", timestamp_ms, MAX_OFFSET)
 
@@ -446,7 +446,7 @@ class PullConsumer(GroupConsumer[FetchBuffer]):
 
         Raises:
             InvalidArgument: A queue is not assigned.
-            MQMeshError: A broker could not be asked.
+            MQMeshError: A broker does not answer, or refuses.
         """
         return {
             queue: max(self._bounds(queue).max_queue_offset - self.position(queue), 0)
@@ -488,7 +488,7 @@ class PullConsumer(GroupConsumer[FetchBuffer]):
         """Return the offset that the group committed in a queue; None if it never did.
 
         Raises:
-            MQMeshError: The broker could not be asked.
+            MQMeshError: The broker does not answer, or refuses.
         """
 
         def ask(done: _OnDone[dict[MessageQueue, int]]) -> None:

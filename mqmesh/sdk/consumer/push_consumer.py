@@ -237,7 +237,7 @@ class PushConsumer(GroupConsumer[PushSink]):
                     self.group,
                     timeout_s,
                 )
-            # What was sent back in time is committed.
+            # Messages that are sent back in time are committed.
             left_s = max(until_ms - clock.monotonic_ms(), 0) / 1_000
             self._retry.wait(min(left_s, SENT_BACK_S))
 

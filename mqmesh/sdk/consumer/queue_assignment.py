@@ -113,7 +113,7 @@ class QueueAssignment:
         )
 
     def _introduce(self) -> None:
-        # The broker does not know us (yet, or any more): what we have stays ours until it does.
+        # The broker does not know us (yet, or any more): we keep our queues until it does.
         if self._has_queues():
             self._timer.keep_quiet()
         self._client.heartbeats.send_all()

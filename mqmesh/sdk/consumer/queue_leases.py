@@ -4,12 +4,12 @@ A worker looks at its queue's lease before each message. The client loop prolong
 a second each quarter of a second, as long as it knows of nothing against them: the broker's
 lease runs, the connection that the lock was granted by stands, and the thread itself did not
 stand still. After a second of standing still (the process was stopped, the machine swapped) the
-broker may have given the queue to another member, so it is asked before the next message
-begins. That second is shorter than the time a broker needs to give up a client and its lock.
-An answer that takes longer counts, if the thread went on meanwhile and the connection stood.
+broker may have given the queue to another member, so the consumer renews the lock before the next
+message begins. That second is shorter than the time a broker needs to give up a client and its
+lock. An answer that takes longer counts, if the thread went on meanwhile and the connection stood.
 
 A broker whose log is confirmed by copies gives leases of some seconds. They end by the clock before
-another master gives the queue away, whatever this client knows of it.
+another master gives the queue away, even if this client does not know of that master.
 """
 
 import logging
@@ -240,7 +240,7 @@ class QueueLeases:
 
             def done(answer: Command | MQMeshError, some: list[MessageQueue] = some) -> None:
                 if connection != self._connections[broker_name]:
-                    # What an earlier connection answered may have changed since.
+                    # An answer of an earlier connection may be outdated.
                     answered(dict.fromkeys(some, LOCK_PENDING), requested_ms, 0)
                     return
                 for queue in some:

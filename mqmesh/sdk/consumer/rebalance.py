@@ -76,7 +76,8 @@ class Average(AllocateStrategy):
             owner = _place_of(owners.get(queue, ""), client_ids)
             if owner is not None:
                 had.setdefault(owner, []).append(queue)
-        # Who has more than others keeps one more; then the first of those who have nothing get it.
+        # Members that have more than others keep one more; then the first of those without a queue
+        # get one more.
         in_order = sorted(had, key=lambda owner: (-min(len(had[owner]), each + 1), owner))
         shares = {owner: each + (rank < more) for rank, owner in enumerate(in_order)}
         more = max(more - len(had), 0)

@@ -1,4 +1,4 @@
-"""Core of simple consumers: membership, and what came and nobody took yet."""
+"""Core of simple consumers: membership, and messages that no caller has taken yet."""
 
 from collections import deque
 from collections.abc import Callable
@@ -40,7 +40,7 @@ from mqmesh.transport.interface import Transport
 from mqmesh.version import VERSION
 
 PREFETCH_MS: Final = 1_000
-"""Brokers wait so long for messages that no caller asked for yet."""
+"""Brokers wait so long for messages that no caller waits for yet."""
 
 
 class ReceiveEngine:
@@ -110,12 +110,12 @@ class ReceiveEngine:
             self.client,
             self._receiver,
             self._commits,
-            # What its caller will ask for next comes meanwhile.
+            # Messages for the caller's next receive come meanwhile.
             lambda source: source.receive(self._prefetch(source)),
         )
         self._direct = DirectChannels(self.client, 0)
-        # Under the condition: what came; what callers want, and one wanted last; the sources that
-        # were asked for them and have not answered; when a caller asked last.
+        # Under the condition: messages that came; demands of callers, and the last one; sources
+        # that got requests for them and have not answered; time of the last call.
         self._buffer: deque[tuple[HeldLease, list[StoredMessage]]] = deque()
         self._demands: dict[object, Demand] = {}
         self._last: Demand | None = None
@@ -146,11 +146,11 @@ class ReceiveEngine:
         return found
 
     def want(self, caller: object, demand: Demand) -> None:
-        """Have messages asked for; they come into what ``take`` returns.
+        """Have messages requested; ``take`` returns them.
 
         Args:
-            caller: One that waits, until ``done``.
-            demand: What it wants; brokers are asked once even if its time is over.
+            caller: Caller that waits, until ``done``.
+            demand: Its demand; brokers get one request even if its time is over.
         """
         now_ms = self.client.loop.clock.monotonic_ms()
         with self.changed:
@@ -160,13 +160,13 @@ class ReceiveEngine:
         self.client.post(lambda: self._ask(caller))
 
     def done(self, caller: object) -> None:
-        """Note that a caller waits no more: nothing is asked for on its behalf."""
+        """Note that a caller waits no more: nothing is requested on its behalf."""
         with self.changed:
             self._demands.pop(caller, None)
             self._sources_of.pop(caller, None)
 
     def is_answered(self, caller: object) -> bool:
-        """Return whether all brokers that were asked for a caller have answered."""
+        """Return whether all brokers have answered the requests for a caller."""
         with self.changed:
             return caller in self._sources_of and not self._sources_of[caller]
 
@@ -190,7 +190,7 @@ class ReceiveEngine:
             self.client.heartbeats.send_all_soon()
 
     def unsubscribe(self, topic: str) -> None:
-        """Takes no part in a topic any more: what came of it goes back."""
+        """Takes no part in a topic any more: its messages that no caller took are returned."""
         self._selectors.pop(topic, None)
         self.hindrances.end(topic)
         with self._turn:
@@ -270,7 +270,7 @@ class ReceiveEngine:
             False if the client loop has to do all of it.
 
         Raises:
-            StaleReceipt: Somebody else has one of the messages by now.
+            StaleReceipt: Another member has one of the messages by now.
             MQMeshError: No broker has taken it in time.
         """
         source = self._receiver.only_source()

@@ -46,8 +46,8 @@ _log = logging.getLogger(__name__)
 class SimpleConsumer:
     """Consumer that receives messages and acknowledges each; RocketMQ 5's name.
 
-    Any number of members share the messages of a topic, however many queues it has. A message goes
-    to one member, nobody else gets it until its lease ends, and it comes again unless it is
+    Any number of members share the messages of a topic with any number of queues. A message goes
+    to one member, no other one gets it until its lease ends, and it is redelivered unless it is
     acknowledged. All methods may be called from any thread::
 
         with SimpleConsumer("billing") as consumer:
@@ -226,10 +226,10 @@ class SimpleConsumer:
 
         Args:
             max_messages: Most messages, 1 to 1,024.
-            invisible_ms: Nobody else gets them for so long, 1,000 to 43,200,000 ms; by default as
-                long as the group's settings say.
-            wait_ms: So long brokers may wait for a message, from 0. Their answers may take longer,
-                up to a second.
+            invisible_ms: Time for which no other member gets them, 1,000 to 43,200,000 ms; by
+                default that of the group's settings.
+            wait_ms: Time that brokers may wait for a message, from 0. Their answers may take
+                longer, up to a second.
 
         Returns:
             Messages; none if none came in time.
@@ -255,7 +255,7 @@ class SimpleConsumer:
         """Says that a message is done: it never comes again. Returns once brokers have that.
 
         Raises:
-            StaleReceipt: Its lease ended, and somebody else has got it.
+            StaleReceipt: Its lease ended, and another member has got it.
             ClientClosed: Before ``start``, or after ``close``.
             MQMeshError: No broker took it within ``settle_timeout_ms``: it may come again.
         """
@@ -288,8 +288,8 @@ class SimpleConsumer:
             message: As it was received.
             delay_ms: Not before so long, 0 to 86,400,000 ms; by default as the retries of the group
                 say. Beyond 30,000 it waits in the schedule service, whose delay levels count.
-            reason: What went wrong, up to 1,024 characters; it travels with a message that waits
-                long, and with a dead letter.
+            reason: Reason of the failure, up to 1,024 characters; it travels with a message that
+                waits long, and with a dead letter.
 
         Raises:
             InvalidArgument: The delay is out of bounds.
@@ -310,7 +310,7 @@ class SimpleConsumer:
         self._settle([message], SettleAction.REJECT, reason=reason)
 
     def extend(self, message: StoredMessage, invisible_ms: int) -> None:
-        """Says that a message takes longer: nobody else gets it for so long from now on.
+        """Extends the lease of a message: no other member gets it for so long from now on.
 
         The same holds of all messages that were received together from its queue.
 

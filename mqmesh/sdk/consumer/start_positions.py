@@ -23,7 +23,7 @@ from mqmesh.sdk.consumer.fetching.pull_loop import PullNetwork
 from mqmesh.sdk.consumer.offset_store import REQUEST_TIMEOUT_MS, OffsetStore
 
 MOST_CHOICES: Final = 256
-"""Queues whose bounds or times are asked for at a time."""
+"""Queues whose bounds or times are requested at a time."""
 
 OnPosition = Callable[[MessageQueue, "Position | MQMeshError"], None]
 OnOffset = Callable[[int | MQMeshError], None]
@@ -146,7 +146,7 @@ class StartPositions:
                 chosen(bounds.max_queue_offset if last else bounds.min_queue_offset)
 
         if queue.topic.startswith(RETRY_PREFIX):
-            # Whatever is there failed in this group, which has to try it again.
+            # All messages there failed in this group, which has to retry them.
             self.find_bounds(
                 queue, lambda b: chosen(b if isinstance(b, MQMeshError) else b.min_queue_offset)
             )

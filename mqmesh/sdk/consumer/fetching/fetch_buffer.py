@@ -90,7 +90,7 @@ class FetchBuffer(QueueSink):
     def acknowledge(self, offset: int) -> None:
         """Mark all before an offset done, for the application; under the lock of ``changed``.
 
-        What it polled before an administrator sent the group elsewhere does not count.
+        Offsets of messages that were polled before an administrator moved the group do not count.
         """
         if self._sent_to is None or self._sent_to <= offset <= self.position:
             self.acked = offset

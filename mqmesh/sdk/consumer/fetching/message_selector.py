@@ -54,7 +54,7 @@ class MessageSelector(msgspec.Struct, frozen=True, kw_only=True):
         """Makes sure that the expression makes sense.
 
         Raises:
-            InvalidArgument: Says at which character, counted from 1, what is wrong.
+            InvalidArgument: Describes the error and its character, counted from 1.
         """
         if self.expression_type == ExpressionType.TAG:
             parse_tags(self.expression)

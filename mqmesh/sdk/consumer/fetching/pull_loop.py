@@ -41,7 +41,7 @@ REPORT_MS: Final = 60_000
 CORRUPT_TRIES: Final = 5
 """Most pulls of damaged bytes before the queue is stopped."""
 STOPPED_RETRY_MS: Final = 30_000
-"""A stopped queue is asked again after this: damage may have been repaired."""
+"""A stopped queue is pulled again after this: damage may have been repaired."""
 BEYOND_END_TRIES: Final = 3
 """Answers that place our offset behind the broker's end before they are believed."""
 BEYOND_END_RETRY_MS: Final = 1_000
@@ -73,8 +73,8 @@ class Sink(Protocol):
         """Goes on at another offset, because the broker does not hold ``next_offset``.
 
         Args:
-            offset: Where.
-            by_admin: An administrator wants it: what was done before does not count any more.
+            offset: Next queue offset.
+            by_admin: An administrator moved the group: earlier progress does not count any more.
         """
 
 
@@ -111,7 +111,7 @@ class PullSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Options of pulls.
 
     Attributes:
-        max_bytes: Of one answer; at least one batch comes, whatever its size.
+        max_bytes: Size of one answer; at least one batch comes, of any size.
         suspend_ms: Longest wait of a pull that finds nothing at the broker.
         timeout_ms: Longest wait for an answer beyond that.
         zone: Location of the consumer.
@@ -184,10 +184,10 @@ class PullLoop:
         settings: Sizes and times.
         counters: Shared by a consumer's loops.
         selector: Filter of messages.
-        source: What batches must know of where they come from.
-        generation: In which the queue was claimed, 0 if it was not.
+        source: Facts about the queue that its batches need.
+        generation: Generation in which the queue was claimed, 0 if it was not.
         epochs: Of each queue, the epoch in which its place is right; kept up to date.
-        replicas: Followers that the master may name; None to ask him only.
+        replicas: Followers that the master may name; None to pull from the master only.
         on_epoch: Called with the epoch of the broker's log when it is a later one than before.
         on_stale: Called when the queue was given to another member; the loop has ended then.
         on_reset: Called when an administrator moved the group or made the topic anew, or the broker
@@ -200,8 +200,8 @@ class PullLoop:
         stopped: Damaged bytes hold the queue.
         dropped: The loop has ended.
         max_offset: End of the queue as of the last answer, -1 before the first.
-        generation: What pulls carry.
-        answered_ms: When the last answer came, 0 for never.
+        generation: Generation that pulls carry.
+        answered_ms: Time of the last answer, 0 for never.
     """
 
     def __init__(
@@ -260,7 +260,7 @@ class PullLoop:
         """Pulls, unless a pull is under way or the loop may not; call as often as you like."""
         if self.dropped or self._busy or self.paused:
             return
-        # First the flag: a worker that makes room meanwhile must find it, or nobody calls again.
+        # First the flag: only a worker that finds it calls ``resume`` when it makes room.
         self.waiting_for_room = True
         if not self._sink.has_room():
             return
@@ -307,7 +307,7 @@ class PullLoop:
         )
 
     def _replica(self) -> int:
-        # What is doubtful is the master's to say.
+        # In doubt only the master's answer counts.
         is_doubtful = self._corrupt_tries or self._beyond_end or self._topic_gone
         return MASTER_ID if self._choice is None or is_doubtful else self._choice.replica()
 
@@ -388,7 +388,7 @@ class PullLoop:
             self._fail(error)
 
     def _take_of_replica(self, turn: int, outcome: Command | MQMeshError) -> None:
-        """Take a follower's answer; the master is asked if it has no messages, or other content."""
+        """Take a follower's answer; if it has errors, or no messages, pull from the master."""
         if self.dropped or turn != self._turn:
             return
         self._counters.replica_pulls += 1
@@ -470,7 +470,7 @@ class PullLoop:
                     self._check_place(header, next_offset)
                     end = header.next_queue_offset
                     if end > next_offset:
-                        # The first batch may begin before the offset that was asked for.
+                        # The first batch may begin before the requested offset.
                         first = max(next_offset, header.base_queue_offset)
                         batch = PulledBatch(self._source, body, position, header, first)
                         if batch.offsets is not None and not self._source.filtered:
@@ -485,7 +485,7 @@ class PullLoop:
             if self._source.filtered:
                 next_offset = max(next_offset, next_reported)
         finally:
-            # What stands before a damaged batch is good, so it is taken in any case.
+            # Batches before a damaged one are good, so they are taken in any case.
             if next_offset > wanted:
                 self._sink.take(batches, next_offset, size)
         if next_offset == wanted:
@@ -552,7 +552,7 @@ class PullLoop:
         self.restart()
 
     def _go_back(self, offset: int) -> None:
-        # What we hold is lost at the broker, and others stand in its place, or will.
+        # The broker has lost messages that we hold; others have, or will have, their offsets.
         self._counters.offsets_moved += 1
         _log.error(
             "%s: the broker lost messages before offset %d, where we were; going on at %d",

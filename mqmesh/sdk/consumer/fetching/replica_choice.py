@@ -1,7 +1,7 @@
 """Choice of the replica of a broker group that a queue is read from. Pure.
 
-The master says when another replica is the better one. Whatever goes wrong there, the master is
-asked again, and for a while his advice is not taken.
+The master says when another replica is the better one. After any error of that replica pulls go to
+the master again, and for a while its advice is ignored.
 """
 
 from typing import Final, Protocol
@@ -11,7 +11,7 @@ from mqmesh.transport.interface import OnDone
 
 MASTER_ID: Final = 0
 ADVICE_MS: Final = 30_000
-"""Time after which the master is asked again, which may have other advice by then."""
+"""Time after which a pull goes to the master again, which may have other advice by then."""
 
 
 class ReplicaNetwork(Protocol):
@@ -64,7 +64,7 @@ class ReplicaChoice:
             self._replica, self._until_ms = broker_id, now_ms + ADVICE_MS
 
     def disappointed(self) -> None:
-        """Note that the replica did not give what was asked for."""
+        """Note that the replica did not serve a pull."""
         self._replica = MASTER_ID
         self._deaf_until_ms = self._clock.monotonic_ms() + ADVICE_MS
 

@@ -40,7 +40,7 @@ class Questions:
         """Answer a question that a broker hands on.
 
         Raises:
-            RemoteProtocolError: What it sent is none.
+            RemoteProtocolError: The frame is not a valid question.
         """
         header = decode_header(AskClient, command.header)
 

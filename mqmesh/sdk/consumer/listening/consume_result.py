@@ -49,8 +49,8 @@ def why_again(answer: object) -> Cause | None:
         answer: Result or error of the listener, or ``Ended``.
 
     Returns:
-        An exception, or ``RECONSUME_LATER``. Whatever else was returned means success, but for a
-        coroutine: nobody awaits it, so nothing of the work was done.
+        An exception, or ``RECONSUME_LATER``. Any other result means success, but for an awaitable:
+        it is never awaited, so the work was not done.
     """
     if answer is None or answer is _SUCCESS:
         return None

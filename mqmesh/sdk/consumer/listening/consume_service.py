@@ -139,7 +139,7 @@ class ConsumeService(ABC):
 
     @abstractmethod
     def is_idle(self, work: QueueWork) -> bool:
-        """Return True when nobody else need wait for what is being done with a queue."""
+        """Return True when another member need not wait for the work on a queue."""
 
     @abstractmethod
     def when_idle(self, work: QueueWork, callback: Callable[[], None]) -> None:
@@ -386,7 +386,7 @@ class ConcurrentService(ConsumeService):
     def _fail(self, portion: Portion, messages: list[StoredMessage], cause: Cause) -> None:
         messages = park(portion.span, messages)
         if not messages or portion.work.revoked:
-            return  # somebody else has them
+            return  # another member has them
         with self.changed:
             self.failures += 1
             self._tallies[portion.work.topic].failed += len(messages)

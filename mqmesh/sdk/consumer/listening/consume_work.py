@@ -2,7 +2,7 @@
 
 Work lies in portions, and workers share a portion's iterator: taking the next message is
 one indivisible step under Python, so there is no lock for each message, and a message
-whose listener hangs holds up nobody as long as another thread is free.
+whose listener hangs holds up no other as long as another thread is free.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -36,11 +36,11 @@ class QueueWork:
         batch_size: Most messages of a call.
         on_progress: Called by a worker now and then, when messages of the queue were done.
         on_broken: Called by a worker when a batch cannot be decoded; it takes its messages over.
-        in_order: What stands behind such a batch must not be called either.
+        in_order: Messages behind such a batch must not be called either.
         topic: Physical topic of the queue.
 
     Attributes:
-        revoked: The queue was given away; what was not begun will not be.
+        revoked: The queue was given away; no further message is begun.
     """
 
     __slots__ = (

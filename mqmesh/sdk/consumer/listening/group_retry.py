@@ -1,8 +1,8 @@
 """Retry of messages whose listener failed, in a group that shares its messages.
 
 They are sent back to their broker, which delivers them again later, to any member, or gives
-them up as dead letters. What cannot be sent back stays here and is tried again: nothing is
-done before the broker says so.
+them up as dead letters. Messages that cannot be sent back stay here and are tried again: none
+counts as done before the broker says so.
 """
 
 import logging

@@ -40,7 +40,7 @@ class QueueState(enum.Enum):
     READY = enum.auto()
     """Waits for a worker."""
     RUNNING = enum.auto()
-    """A worker has it; nobody else may."""
+    """A worker has it; no other worker may."""
     SUSPENDED = enum.auto()
     """A message failed; it goes on after a while."""
     HALTED = enum.auto()
@@ -56,7 +56,7 @@ class MayBegin(Protocol):
     """Permission to begin a message.
 
     Attributes:
-        token: Of the lock; 0 where nobody else can have the queue.
+        token: Token of the lock; 0 where no other member can have the queue.
     """
 
     token: int
@@ -161,7 +161,7 @@ class OrderlyQueue(QueueWork):
         if self.current is not None:
             return True
         if self._broken:
-            # What stands before the damage, in the same portion, is still to be called.
+            # Messages before the damage, in the same portion, are still to be called.
             return bool(self.portions) and not self.portions[0].used_up
         while self.portions and self.portions[0].used_up:
             self.portions.popleft()

@@ -2,7 +2,7 @@
 
 Nothing is passed over: a failure keeps its queue waiting. Only with ``max_reconsume_times``
 a message that failed too often becomes a dead letter, and only with that or
-``dead_letter_undecodable`` what nobody can decode.
+``dead_letter_undecodable`` one that cannot be decoded.
 """
 
 import logging
@@ -86,7 +86,7 @@ class OrderlyRetry(Retry):
         for queue, one in list(self._unreadable.items()):
             offset = commit_offsets.get(queue)
             if offset is None or offset > one.first:
-                del self._unreadable[queue]  # somebody else has it, or moved it
+                del self._unreadable[queue]  # another member has it, or the group was moved
             elif offset == one.first and not one.is_leaving:
                 if self._gives_up:
                     self._bury(queue, one)

@@ -114,7 +114,7 @@ class SendBacks:
         """Ends everything that waits, and takes nothing more.
 
         Args:
-            error: Error for those who wait.
+            error: Error for messages that wait.
         """
         with self._changed:
             self._closed = error
@@ -136,8 +136,8 @@ class SendBacks:
         again = self._again.pop(broker_name, None)
         if again is not None:
             return again
-        # What was joined goes first: joining all that waits for each request would cost the
-        # more, the more waits.
+        # Joined messages go first: to join all waiting ones for each request would cost the more,
+        # the more of them wait.
         joined = self._joined.setdefault(broker_name, deque())
         if not joined:
             joined.extend(self._join(broker_name))
@@ -149,7 +149,7 @@ class SendBacks:
         return self._letter(broker_name, header, groups, 1)
 
     def without(self, broker_name: str) -> Effects | None:
-        """End what is not worth waiting for: there is no connection to a broker."""
+        """End messages to a broker that is not connected, unless it is worth waiting for."""
         if self._may_come(broker_name):
             return None
         error = no_connection(f"broker {broker_name}")
@@ -208,7 +208,7 @@ class SendBacks:
 class SendBackQueue:
     """Queue of messages sent back, one request at a time to each broker.
 
-    What is to go to a broker that there is no connection to is not waited for.
+    Messages to a broker that is not connected, and not worth waiting for, end with an error.
 
     Args:
         group: Consumer group.
@@ -235,7 +235,7 @@ class SendBackQueue:
         self._outbox.schedule()
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits until the outcome of all that was sent back is known; not in the client loop.
+        """Waits until the outcome of all messages sent back is known; not in the client loop.
 
         Args:
             timeout_s: Longest wait.
@@ -249,7 +249,7 @@ class SendBackQueue:
 
 
 def join(messages: list[SentBack]) -> list[list[SentBack]]:
-    """Puts together what stands behind one another and failed alike: an entry each."""
+    """Joins messages that stand behind one another and failed alike into one entry each."""
     groups: list[list[SentBack]] = []
     count = 0
     for one in sorted(messages, key=_PLACE):

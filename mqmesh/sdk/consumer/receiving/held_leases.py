@@ -97,8 +97,8 @@ def read_answer(
         namespace: Of the client; "" for none.
 
     Returns:
-        What could be read; ``error`` is a ``CorruptBatch`` if the answer was damaged, on a disk or
-        on its way, a ``RemoteProtocolError`` if it has less batches than leases.
+        The readable messages; ``error`` is a ``CorruptBatch`` if the answer was damaged, on a disk
+        or on its way, a ``RemoteProtocolError`` if it has less batches than leases.
     """
     found = ReceivedAnswer([], [], [], [], [])
     batches = chain.from_iterable(iter_batches(body, check_stored) for body in bodies)

@@ -40,9 +40,9 @@ ANSWER_MS: Final = 10_000
 """Longest wait for an answer beyond the time that the broker may hold the request."""
 RETRY_MS: Final = 200
 KEEP_MS: Final = 2_000
-"""Messages are kept so long for a caller that does not ask for them."""
+"""Messages are kept so long for a caller that does not receive them."""
 RETURN_MS: Final = 1_000
-"""What is given back is tried so long; then its lease ends by itself."""
+"""The return of messages is tried so long; then their lease ends by itself."""
 
 _log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class Demand(msgspec.Struct, frozen=True):
     Attributes:
         max_messages: Most messages, from 1.
         invisible_ms: Length of the leases; 0 for the group's.
-        until_ms: So long somebody waits, monotonic clock.
+        until_ms: Time until which a caller waits, monotonic clock.
     """
 
     max_messages: int
@@ -85,19 +85,19 @@ class ReceiveSource:
         topic: Topic.
         selector: Messages that are wanted.
         is_earlier: The member subscribed before the broker had the topic.
-        demand: Returns what is to be asked for here; None for nothing.
-        prefetch: Returns what to ask for together with a report, as a caller will want it soon;
-            None for nothing.
-        on_received: Called with what came.
-        on_hindered: Called with why nothing comes; None if that is over.
-        on_lost: Called with a lease that somebody else has by now.
+        demand: Returns the demand at this source; None for none.
+        prefetch: Returns the demand to send together with a report, as a caller will have it soon;
+            None for none.
+        on_received: Called with the received messages.
+        on_hindered: Called with the error because of which nothing comes; None if that is over.
+        on_lost: Called with a lease whose messages another member has by now.
         unbuffer: Takes the messages of a lease out of those that no caller got yet; returns them.
         turn: Lock of the member's machines: reports may be sent from their callers' threads.
 
     Attributes:
         leases: Leases with messages that are not settled, by number.
         settler: Settlements on their way.
-        dropped: Nothing more is asked for.
+        dropped: No more messages are requested.
         expected: Messages that the receive under way may bring; 0 without one.
         is_known: The broker has answered a receive.
         is_quiet: The last answer had no message.
@@ -151,13 +151,13 @@ class ReceiveSource:
         return any(one.has_open for one in self.leases.values())
 
     def receive(self, demand: Demand | None = None) -> bool:
-        """Ask for messages if somebody waits for some, unless that is under way.
+        """Request messages if a caller waits for some, unless a request is under way.
 
         Args:
-            demand: What to ask for, even if nobody waits.
+            demand: Demand to send even if no caller waits.
 
         Returns:
-            True if the broker was asked.
+            True if a request was sent.
         """
         now_ms = self._client.loop.clock.monotonic_ms()
         if self.expected or self.dropped or (demand is None and now_ms < self._again_ms):
@@ -179,13 +179,13 @@ class ReceiveSource:
         return True
 
     def receive_again(self) -> None:
-        """Ask for messages if somebody waits for some, whatever the broker said before."""
+        """Request messages if a caller waits for some, without the pause after an earlier error."""
         with self._turn:
             self._again_ms = 0
             self.receive()
 
     def _ask(self, demand: Demand, report: Report, suspend_ms: int) -> bytes:
-        """Note that messages are asked for; return the header of RECEIVE_MESSAGE."""
+        """Note that messages are requested; return the header of RECEIVE_MESSAGE."""
         self.expected = min(demand.max_messages, MAX_RECEIVED)
         wanted = ReceiveRequest(
             self._group,
@@ -208,7 +208,7 @@ class ReceiveSource:
 
         Args:
             some: Acknowledgements.
-            demand: What to ask for together with them; None for nothing.
+            demand: Demand to send together with them; None for none.
 
         Returns:
             None where other requests are under way.
@@ -226,7 +226,7 @@ class ReceiveSource:
     def end_alone(self, lone: LoneReport, answer: Command | MQMeshError) -> bool:
         """Take the answer in the caller's thread; False if the client loop has to, by ``answered``.
 
-        That is where something went wrong: here nothing may be asked or planned.
+        That is after an error: here no request may be sent or planned.
         """
         if isinstance(answer, MQMeshError) or self.dropped:
             return False
@@ -296,7 +296,7 @@ class ReceiveSource:
                 self.extend(held, held.bits, length_ms)
 
     def show(self) -> None:
-        """Show the broker, which may be another master now, what this member holds."""
+        """Extend this member's leases at the broker, which may be another master now."""
         now_ms = self._client.loop.clock.monotonic_ms()
         for held in self.leases.values():
             left_ms = held.until_ms - now_ms
@@ -420,11 +420,11 @@ class ReceiveSource:
         for held in received.held:
             self.leases[held.lease.lease] = held
         self.is_known, self.is_quiet = True, not received.messages
-        # What the broker's disk has lost it finds and passes over.
+        # After damage the next request has the broker verify its disk, and skip lost messages.
         self._verify = received.error is not None
         if received.messages or received.unreadable or received.unwanted:
             self._on_received(self, received)
 
 
 def _nobody(error: MQMeshError | None) -> None:
-    """Do nothing: what could not be given back comes again when its lease is over."""
+    """Do nothing: messages that could not be returned come again when their lease is over."""

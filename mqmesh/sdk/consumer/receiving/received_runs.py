@@ -457,7 +457,7 @@ class ReceivedRuns:
         self._report(run, left, SettleAction.RETURN)
 
     def _lost(self, held: HeldLease) -> int:
-        """Forget the messages of a lease that somebody else has by now."""
+        """Forget the messages of a lease that another member has by now."""
         assert self._service is not None
         for run in self._runs.pop(held, {}):
             self._service.revoke(run)
@@ -491,7 +491,7 @@ class ReceivedRuns:
             self._on_hindered(what, error, REPORT_MS)
 
     def _note_known(self, topic: str) -> None:
-        """Note that brokers have answered: what is sent from now on will come."""
+        """Note that brokers have answered: messages that are sent from now on will come."""
         if topic not in self._known and all(
             one.is_known for one in self.receiver.sources.values() if one.topic == topic
         ):

@@ -25,11 +25,12 @@ class Receiver:
         group: Consumer group.
         client: Connections.
         settle_timeout_ms: So long a settlement is tried.
-        demand: Returns what is to be asked for at a source; None for nothing.
-        prefetch: Returns what to ask for together with a report; None for nothing.
+        demand: Returns the demand at a source; None for none.
+        prefetch: Returns the demand to send together with a report; None for none.
         on_received: Called with the messages of an answer, those of each batch with their lease.
-        on_hindered: Called with why a source gives nothing; None if that is over.
-        unbuffer: Forgets the messages of a lease; returns those that nobody has begun, as bits.
+        on_hindered: Called with the error because of which a source gives nothing; None if that is
+            over.
+        unbuffer: Forgets the messages of a lease; returns those that are not begun, as bits.
 
     Attributes:
         sources: By broker group and topic.
@@ -112,7 +113,7 @@ class Receiver:
         return found
 
     def broker_came(self, broker_name: str) -> None:
-        """Show a broker that was away, and may be another master now, what this member holds."""
+        """Extend this member's leases at a broker that was away, and may be another master now."""
         if broker_name in self._met:
             for source in self._all():
                 if source.broker_name == broker_name:
@@ -221,7 +222,7 @@ class Receiver:
             self.on_received(source, received.messages)
 
     def _lost(self, held: HeldLease) -> None:
-        """Forget the messages of a lease that somebody else has by now."""
+        """Forget the messages of a lease that another member has by now."""
         self._unbuffer(held)
         held.bits = 0
 

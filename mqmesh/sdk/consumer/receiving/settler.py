@@ -1,4 +1,4 @@
-"""Settlements on their way to one broker: what comes while a request is under way goes together."""
+"""Settlements on their way to one broker; those that come during a request go together."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -283,7 +283,7 @@ class Settler:
     def _settled(self, some: list[Settling], refusal: MQMeshError | None) -> list[Settling]:
         """Report an outcome; return what has to be tried by itself."""
         if refusal is not None and len(some) > 1:
-            # One of them is somebody else's by now; the others are not.
+            # Another member has one of them by now, but not the others.
             for one in some:
                 one.alone = True
             return some
