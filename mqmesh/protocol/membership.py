@@ -233,9 +233,9 @@ class LockEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     Attributes:
         topic: Physical topic.
         queue_id: Message queue.
-        token: In a request: of the lock that the member believes it holds, 0 for none. In an
-            answer: above 0 the lock's, which stays the same as long as nobody else had the
-            queue; else ``LOCK_HELD_BY_OTHER`` or ``LOCK_PENDING``.
+        token: In a request: token of the lock that the member believes it holds, 0 for none. In an
+            answer: above 0 the token of the lock, which stays the same as long as no other member
+            had the queue; else ``LOCK_HELD_BY_OTHER`` or ``LOCK_PENDING``.
     """
 
     topic: TopicName

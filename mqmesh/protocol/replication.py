@@ -78,13 +78,13 @@ class OpenReplicationRequest(msgspec.Struct, array_like=True, frozen=True, gc=Fa
         broker_name: Broker group.
         replica_id: Of the follower, 1 to 64.
         instance_id: Random number of this life of its process.
-        version: The newest of the replication that the follower speaks, 2.
-        log: Of the follower.
-        synced: Commit-log offset; its disk has so much of it.
-        incarnation: Of its store, see ``coordination.interface.MemberIncarnation``; 0 where nobody
-            elects.
-        promised_epoch: The follower takes no leader of an earlier one.
-        zone: Where it stands.
+        version: Newest version of the replication that the follower speaks, 2.
+        log: Identity of the follower's log.
+        synced: Commit-log offset to which the log is on its disk.
+        incarnation: Incarnation of its store, see ``coordination.interface.MemberIncarnation``; 0
+            where no master is elected.
+        promised_epoch: The follower accepts no leader of an earlier epoch.
+        zone: Location of the follower.
         serves_reads: Consumers may be directed to read from it.
 
     Errors:
@@ -153,11 +153,11 @@ class AckReplication(msgspec.Struct, array_like=True, frozen=True, gc=False):
     the replication again.
 
     Attributes:
-        written: The log is written to this commit-log offset.
-        synced: And on the disk to this one.
-        epoch: Of the leader, as it answered.
-        wish: The follower's retention would remove the log up to this commit-log offset, if nobody
-            kept it; 0 if it would remove nothing more.
+        written: Commit-log offset to which the log is written.
+        synced: Commit-log offset to which it is on the disk.
+        epoch: Epoch of the leader, as it answered.
+        wish: Commit-log offset up to which the follower's retention would remove the log, if no
+            other process kept it; 0 if it would remove nothing more.
     """
 
     written: Offset

@@ -376,7 +376,7 @@ class RouteHint(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 @lru_cache(maxsize=8192)
 def topic_hash(topic: str) -> int:
-    """Return the hash of a topic in hints, which all users get: it names the topic to nobody.
+    """Return the hash of a topic in hints, which all users get: it does not reveal the name.
 
     Returns:
         The first 8 bytes of BLAKE2b of the name, little endian, without their lowest bit.

@@ -104,7 +104,7 @@ def _enter_namespaces(libc: ctypes.CDLL, flags: int) -> list[str]:
     if libc.unshare(flags) != 0:
         return []
     rungs = ["namespaces"]
-    # Mounts made from here on are seen by nobody else.
+    # No other process sees mounts that are made from here on.
     if (
         libc.mount(None, b"/", None, _MS_PRIVATE_REC, None) == 0
         and libc.mount(b"none", b"/tmp", b"tmpfs", _MS_RDONLY_NOSUID_NODEV_NOEXEC, b"size=4k") == 0

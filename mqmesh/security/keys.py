@@ -33,11 +33,11 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     Attributes:
         user: Its name in the access list. Servers go by the key: this is for error messages.
         public_key: Key of the user in the access list, 40 characters of Z85.
-        secret_key: Proves that the public key is one's own. Given to nobody.
+        secret_key: Secret key, which proves the ownership of the public key. It is never sent.
         namesrv_server_key: Public key of the name servers and of embedded coordinators, which
-            share one; a server that has not its secret half is not talked to. Two while it is
-            replaced by another one: either will do.
-        namesrv_addr: The name servers, where the program does not say others; "" for unsaid.
+            share one; clients refuse a server without its secret half. Two keys while one replaces
+            the other: either is accepted.
+        namesrv_addr: The name servers, where the program names no others; "" for none.
     """
 
     user: str = ""

@@ -35,7 +35,7 @@ class Permissions:
 
     Args:
         access_list: A list that was checked.
-        today: By UTC; a user that has expired is nobody.
+        today: Day by UTC; a user that has expired has no rights.
 
     Attributes:
         namespaces: Of each user that is confined to one.

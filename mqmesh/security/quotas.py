@@ -165,7 +165,7 @@ class Quotas:
                 raise SystemBusy(over_quota(name, what, used.get(what, 0), most, count))
 
     def note_stored(self, namespace: str, messages: int, size: int) -> None:
-        """Counts messages that a broker stored for a namespace, though nobody sent them.
+        """Counts messages that a broker stored for a namespace without a send of a client.
 
         Args:
             namespace: Namespace; one without a quota of sends counts nothing.
