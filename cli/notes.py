@@ -63,7 +63,7 @@ def print_note(text: str) -> None:
 
 
 def print_progress(text: str) -> None:
-    """Prints what a long command does now, where somebody watches a terminal."""
+    """Prints the present step of a long command, if standard error is a terminal."""
     if sys.stderr.isatty():
         print_note(f"{text} …")
 

@@ -327,7 +327,7 @@ def timestamp(ms: int) -> str:
     try:
         moment = datetime.fromtimestamp(ms / 1_000, UTC)
     except (OverflowError, OSError, ValueError):
-        return str(ms)  # anybody may send any number
+        return str(ms)  # a client may send any number
     return moment.strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
 
 

@@ -114,7 +114,7 @@ def key() -> None:
 @click.option("--group", multiple=True, metavar="GROUP", help="May consume as this group.")
 @click.option("--role", type=click.Choice([one.value for one in UserRole]), default="none")
 @click.option("--broker", multiple=True, metavar="NAME", help="Broker group, for role broker.")
-@click.option("--expires", type=DAY, help="First day, by UTC, on which nobody is it any more.")
+@click.option("--expires", type=DAY, help="First day, by UTC, on which it is disabled.")
 @click.option("--within", "namespace", metavar="NAMESPACE", default="", help="Confines it to one.")
 @cluster_options
 def add(
@@ -203,7 +203,7 @@ def show(name: str, namesrv: str) -> None:
 @NAME
 @cluster_options
 def disable(name: str, namesrv: str) -> int:
-    """Let nobody be this user; its connections end.
+    """Disable a user: no client can connect as it, and its connections end.
 
     \b
     Examples:
@@ -216,7 +216,7 @@ def disable(name: str, namesrv: str) -> int:
 @NAME
 @cluster_options
 def enable(name: str, namesrv: str) -> int:
-    """Let clients with its key be this user again.
+    """Enable a user again: clients with its key can connect.
 
     \b
     Examples:
@@ -231,7 +231,7 @@ def enable(name: str, namesrv: str) -> int:
 @click.option("--never", is_flag=True, help="It does not expire any more.")
 @cluster_options
 def expire(name: str, day: datetime.datetime | None, never: bool, namesrv: str) -> int:
-    """Let nobody be this user from DAY on, by UTC; its connections end then.
+    """Disable a user from DAY on, by UTC; its connections end then.
 
     \b
     Examples:

@@ -231,7 +231,7 @@ def _delivery_settings(function: _F) -> _F:
             "invisible_ms",
             callback=_duration,
             metavar="DURATION",
-            help="So long nobody else gets a message that was received. [default: 60s]",
+            help="So long no other member gets a received message. [default: 60s]",
         ),
         click.option(
             "--delivery",

@@ -59,7 +59,7 @@ def ha() -> None:
 def status(broker: str, watch: bool, namesrv: str) -> int:
     """Show the replicas of all broker groups, or of BROKER.
 
-    Exit code 1 when one does not answer, or follows nobody.
+    Exit code 1 when one does not answer, or follows no leader.
 
     \b
     Examples:
@@ -258,10 +258,10 @@ def remove(broker: str, broker_id: int, epoch: int, namesrv: str) -> int:
 @click.option("--epoch", default=0, help="Fail unless this is the newest epoch.")
 @cluster_options
 def pause(broker: str, epoch: int, namesrv: str) -> int:
-    """Have nobody elected in BROKER when its master is missed, until `mqmesh ha resume`.
+    """Have no master elected in BROKER when its master is missed, until `mqmesh ha resume`.
 
     For work on machines and networks. `mqmesh ha switch` works all the same, and a master that is
-    started again leads again. One that stays away is missed until somebody resumes.
+    started again leads again. While it stays away, the group has no master until `ha resume`.
 
     \b
     Examples:

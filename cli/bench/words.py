@@ -178,7 +178,7 @@ def stamp(run: int, filler: bytes) -> bytes:
 
 
 def age_us(run: int, body: bytes, now_ns: int) -> float | None:
-    """Microseconds since ``stamp``; None for a body of somebody else."""
+    """Microseconds since ``stamp``; None for a body of another run."""
     if len(body) < _STAMP.size:
         return None
     found, made_ns = _STAMP.unpack_from(body)

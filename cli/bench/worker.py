@@ -262,7 +262,7 @@ def send_each(task: BenchTask, orders: Orders) -> ClientReport:
     with _producer(task) as producer:
         producer.fetch_publish_queues(task.topic, timeout_ms=TOPIC_TIMEOUT_MS)
         for number in range(WARM_UP_SENDS):
-            producer.send(maker.message(number))  # not stamped, so nobody counts it
+            producer.send(maker.message(number))  # not stamped, so no client counts it
         say(ClientReady())
         if not orders.wait_go():
             return ClientReport()

@@ -75,7 +75,7 @@ GIVE_UP_S: Final = 30.0
 @click.option(
     "--priority", type=click.IntRange(0, MAX_PRIORITIES - 1), help="Of a topic with priorities."
 )
-@click.option("--ttl", metavar="DURATION", help="Nobody gets it after so long: 30s, 10m, 2h, 1d.")
+@click.option("--ttl", metavar="DURATION", help="Time to live: 30s, 10m, 2h, 1d.")
 @click.option("-q", "--queue", "queue_id", type=click.IntRange(0), help="To this queue.")
 @click.option("-b", "--broker", default="", help="To this broker group, to its queues in turn.")
 @click.option("-n", "--count", type=click.IntRange(1), default=1, help="Send it so many times.")

@@ -424,7 +424,7 @@ def _all_registered(config: ClusterConfig) -> bool:
 def _look_at(namesrv: str, entry: RoleEntry) -> SupervisedProcessView:
     view = view_of(SupervisedProcessView, entry, uptime_ms=0)
     if entry.role == MONITOR:
-        return view  # nobody connects to it
+        return view  # no client connects to it
     if entry.state == "running":
         view = msgspec.structs.replace(view, state="down")
     if not entry.pid or not entry.endpoint or entry.endpoint.endswith(":0"):
