@@ -33,7 +33,7 @@ The tree, by what the reader should do::
     └── ClientError                  the SDK itself
         ├── NoRoute                  no name server knows a writable queue of the topic
         ├── TransactionConflict      a transaction had ended the other way before
-        ├── SendInDoubt              nobody knows any more whether an old send is stored
+        ├── SendInDoubt              it is unknown for good whether a send is stored
         ├── ClientClosed             used after close
         └── Reject                   raised by a listener: no retry helps this message
 

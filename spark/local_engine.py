@@ -116,7 +116,7 @@ class LocalEngine:
         )
 
     def is_passing(self, error: Exception) -> bool:
-        """Returns True if another try may succeed, since somebody else was quicker."""
+        """Returns True if another try may succeed, since another process committed first."""
         # The latter where two make a table at once.
         return isinstance(error, Moved | CommitFailedError)
 

@@ -164,7 +164,7 @@ def turn_on_change_data_feed(archive: str) -> None:
     for name in (MESSAGES, KEYS):
         table = open_table(archive, name)
         if table is not None and table.metadata().configuration.get(_FEED) != "true":
-            # Where somebody else commits at this moment the next ingest does it.
+            # If another process commits at this moment, the next ingest does it.
             with suppress(CommitFailedError):
                 table.alter.set_table_properties({_FEED: "true"})
 

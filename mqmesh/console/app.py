@@ -415,7 +415,7 @@ class Console:
             try:
                 visit = await self._visit(request)
             except MQMeshError:
-                visit = None  # nobody answers, which the sentence says
+                visit = None  # the cluster does not answer, which the sentence says
         values = self._values(request, visit, None) | {
             "title": HTTPStatus(status).phrase,
             "problem": sentence,

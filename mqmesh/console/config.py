@@ -67,7 +67,7 @@ class ConsoleConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         archive: Directory of the archive that `mqmesh archive` fills, for look-ups; "" for none.
             It needs the extra ``archive``.
         max_query_messages: Messages that one search looks at, 1 to 100,000.
-        refresh_ms: Time from one look to the next while somebody looks, 500 to 60,000 ms.
+        refresh_ms: Time from one look to the next while a page is open, 500 to 60,000 ms.
     """
 
     enable: bool = False

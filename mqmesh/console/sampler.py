@@ -45,7 +45,7 @@ class ClusterSampler:
     Args:
         source: The cluster.
         rules: Alarms that differ from their defaults.
-        refresh_ms: From one look to the next while somebody looks on.
+        refresh_ms: Time from one look to the next while a page is open, ms.
         clock: Source of time.
         collector: Asks the cluster; of the source by default.
 

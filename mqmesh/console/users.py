@@ -101,7 +101,7 @@ class WatchedUsers:
         clock: Source of time; the file is looked at once a second at most.
 
     Raises:
-        ConfigError: The file cannot be used, or nobody is in it.
+        ConfigError: The file cannot be used, or has no users.
     """
 
     def __init__(self, path: Path, clock: Clock) -> None:
@@ -143,7 +143,7 @@ def _mark(path: Path) -> tuple[int, int, int] | None:
 
 
 def save_users(path: Path, users: UsersFile) -> None:
-    """Writes the users, readable by nobody else.
+    """Writes the users into a file that only its owner can read.
 
     Raises:
         OSError: It cannot be written.

@@ -100,7 +100,7 @@ class OutboxRelay:
         batch_rows: Rows that are read and sent together, 1 to 10,000.
         batch_bytes: Bytes that are read together, 1 to 16,777,216, and one more row.
         warn_age_ms: Age of the oldest row from which a warning is logged each minute, from 1 ms.
-        in_doubt: Reaction to a batch of which nobody knows any more whether it is stored: ``stop``
+        in_doubt: Reaction to a batch of which it is unknown for good whether it is stored: ``stop``
             its topic, whose rows wait, ``send`` it (it may be there twice then), or ``drop`` it,
             which deletes its rows (it may be missing).
         lost_brokers: Broker groups that will not come back: batches that went to them are in doubt.
@@ -512,7 +512,7 @@ class OutboxRelay:
             self._settle(one, is_done=True)
             return False
         if len(numbered.messages) < len(one.rows) or one.broker in self._lost_brokers:
-            self._settle(one, is_done=False)  # somebody deleted rows: others get new numbers
+            self._settle(one, is_done=False)  # rows were deleted meanwhile: others get new numbers
             return False
         refusal = self._refusals.pop(one.numbers, None)
         if refusal is None:

@@ -268,7 +268,7 @@ class RelayTable:
         return found
 
     def set_aside(self, row_id: int, reason: str) -> None:
-        """Write an error into a row: it is not read again until somebody sets it to NULL."""
+        """Write an error into a row: it is not read again until the error is set to NULL."""
         _log.error("table %s, row %d is set aside: %s", self._names.outbox, row_id, reason)
         self._run(
             f"UPDATE {self._outbox} SET error = :reason WHERE id = :id", reason=reason, id=row_id

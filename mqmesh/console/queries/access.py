@@ -54,7 +54,7 @@ class UserRow(msgspec.Struct, frozen=True, kw_only=True):
         name: Its name.
         role: Rights beside its rules.
         state: ``enabled``, ``disabled`` or ``expired``.
-        expires: First day, by UTC, on which nobody is it any more; None for never.
+        expires: First day, by UTC, on which no client can connect as this user; None for never.
         keys: Fingerprints of its public keys.
         rules: Number of rules.
         fullest: Share of a limit of its quota that is used, of the fullest one; None without.

@@ -19,7 +19,7 @@ class LockRank(enum.IntEnum):
     LANES = 5
     """Messages that wait to be sent, their capacity, and the outcomes of sends."""
     LEAF = 6
-    """Tables and counters whose holder calls nobody."""
+    """Tables and counters; a holder of this lock calls no other part."""
     TABLE = 7
     """Writes of a client to a table, one after the other; held until an answer is there."""
     ADMIN = 8

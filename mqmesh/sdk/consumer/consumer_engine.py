@@ -674,7 +674,7 @@ class ConsumerEngine(Generic[S]):
 
     def _apply(self, topic: str, mine: list[MessageQueue], alone: bool) -> None:
         wanted = set(mine)
-        # A broker that is away takes its queues out of the route, but gives them to nobody.
+        # A broker that is away takes its queues out of the route, but no other member gets them.
         present = set(self.client.routes.brokers_of(topic))
         lost = [
             queue

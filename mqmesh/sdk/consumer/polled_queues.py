@@ -94,7 +94,7 @@ class PolledQueues:
         """
         until_ms: int | None = None
         with self._changed:
-            self._check_open()  # a close before this wakes nobody
+            self._check_open()  # a close before this wakes no poll
             if auto_commit:
                 self._acknowledge_all()
             while not (found := self._order.poll(self._buffers, most)):
