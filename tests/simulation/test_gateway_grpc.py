@@ -26,7 +26,7 @@ from mqmesh.protocol.grpc.codes import (
 from mqmesh.protocol.grpc.messages import CLASSES
 from mqmesh.protocol.remoting.codes import RemotingCode, RemotingStatus
 from mqmesh.protocol.route import TopicConfig
-from mqmesh.roles.gateway.grpc.clients import NODEJS
+from mqmesh.roles.gateway.grpc.clients import NODEJS, name_of
 from mqmesh.sdk.admin.admin import AdminClient
 from mqmesh.sdk.admin.group_admin import GroupAdmin
 from mqmesh.transport.simulated.streams import dial
@@ -294,6 +294,9 @@ def test_what_a_consumer_gives_up_is_a_dead_letter(scene):
     with GroupAdmin(world.namesrv_addr, transport=world.transport("groups")) as admin:
         ((one,),) = admin.groups("g").values()
     assert (one.dead, one.lag) == (1, 0)
+    (letter,) = client.got(group="audit", topic="%DLQ%g")
+    assert (name_of(letter.topic), letter.body) == ("%DLQ%g", b"bad")
+    assert client.ack(letter, group="audit").status.code == ReplyCode.OK
 
 
 def test_a_client_that_says_farewell_gives_back_what_was_renewed(scene):
@@ -402,6 +405,7 @@ def test_another_producer_is_asked_about_a_transaction(scene):
         scene.run(100)
     for answer in stream.answers[1:]:
         command = answer.recover_orphaned_transaction_command
+        assert command.message.system_properties.delivery_attempt == 1
         ended = other.ask(
             "EndTransaction",
             topic=command.message.topic,

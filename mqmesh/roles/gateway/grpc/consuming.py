@@ -37,7 +37,12 @@ from mqmesh.roles.gateway.grpc.clients import (
     selector_of,
     subscription_of,
 )
-from mqmesh.roles.gateway.grpc.converting import ms_of, timestamp, write_message
+from mqmesh.roles.gateway.grpc.converting import (
+    ms_of,
+    timestamp,
+    topic_of_reader,
+    write_message,
+)
 from mqmesh.roles.gateway.grpc.handles import Handles, Receipt
 from mqmesh.roles.gateway.grpc.leases import ClientLeases, Reports
 from mqmesh.roles.gateway.grpc.session import OK, GrpcMethod, ServedCall, status_of
@@ -291,9 +296,9 @@ class GrpcConsuming:
         receipt = Receipt(
             held.broker_name, lease.lease, lease.queue_id, message.queue_offset, lease.is_retry
         )
+        context = _context(receive.group, topic_of_reader(message))
         found: dict[str, object] = {
-            # Clients report on a message with its own topic, from which a retry comes with others.
-            "receipt_handle": self._handles.seal(receipt, _context(receive.group, message.topic)),
+            "receipt_handle": self._handles.seal(receipt, context),
             "delivery_attempt": message.delivery_attempt,
             "invisible_duration": duration(lease.length_ms),
         }

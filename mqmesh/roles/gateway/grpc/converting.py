@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from mqmesh.errors import InvalidArgument
-from mqmesh.message import MAX_KEYS, RESERVED_PROPERTIES, Message, StoredMessage
+from mqmesh.message import DLQ_PREFIX, MAX_KEYS, RESERVED_PROPERTIES, Message, StoredMessage
 from mqmesh.protocol.grpc.codes import (
     MD5,
     BodyEncoding,
@@ -137,7 +137,7 @@ def write_message(
     elif message.prepared_transaction_offset >= 0:
         kind = MessageType.TRANSACTION
     found = CLASSES["Message"](
-        topic=resource_of(message.topic, namespace),
+        topic=resource_of(topic_of_reader(message), namespace),
         body=message.body,
         system_properties=CLASSES["SystemProperties"](
             tag=message.tag or "",
@@ -164,6 +164,16 @@ def write_message(
         if name not in _NOT_THE_USERS:
             found.user_properties.add(key=name, value=value)
     return found
+
+
+def topic_of_reader(message: StoredMessage) -> str:
+    """Return the topic by which a client reads a message, and reports on it.
+
+    A retry has the topic that the message was sent to; a dead letter has that of dead letters, to
+    which its reader subscribed.
+    """
+    is_dead = message.info.topic.startswith(DLQ_PREFIX)
+    return message.info.topic if is_dead else message.topic
 
 
 def timestamp(at_ms: int) -> GrpcMessage:

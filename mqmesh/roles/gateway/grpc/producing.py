@@ -141,7 +141,9 @@ class GrpcProducing:
             )
             stream.send(
                 recover_orphaned_transaction_command=CLASSES["RecoverOrphanedTransactionCommand"](
-                    message=write_message(message, {}, stream.headers.get("x-mq-namespace", "")),
+                    message=write_message(
+                        message, {"delivery_attempt": 1}, stream.headers.get("x-mq-namespace", "")
+                    ),
                     transaction_id=self._handles.seal(handle, message.topic),
                 )
             )
