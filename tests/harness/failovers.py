@@ -1,4 +1,4 @@
-"""A broker group of real processes that elects its master, loses him again and again under load.
+"""A broker group of real processes that elects its master, loses it again and again under load.
 
 Run as a program (``scripts/failovers``) it prints how long sends stood still, and whether anything
 that was acknowledged is gone or there twice.
@@ -666,7 +666,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=10, help="failovers (default: 10)")
     parser.add_argument("--ack", default="all", help="all (default), quorum, one or none")
     parser.add_argument("--folder", type=Path, help="keep data and logs there")
-    parser.add_argument("--fault", choices=list(FAULTS), default="kill", help="what happens to him")
+    parser.add_argument("--fault", choices=list(FAULTS), default="kill", help="what happens to the master")
     parser.add_argument(
         "--receive", action="store_true", help="members receive meanwhile, and acknowledge each"
     )
