@@ -54,10 +54,10 @@ def save_private(path: Path, text: str) -> None:
 
 
 def make_private(*paths: Path) -> None:
-    """Takes from others what they may do with files and folders of ours, and all in them.
+    """Take from others their rights to files and folders of ours, and to all in them.
 
-    Quick where it was done before: only a folder that others may enter is walked through. What
-    belongs to another user, is a link, or is not there is left alone.
+    Quick where it was done before: only a folder that others may enter is walked through. Files of
+    another user, links and missing files are left alone.
 
     Args:
         paths: Files and folders.

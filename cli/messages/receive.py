@@ -51,8 +51,9 @@ def receive(
 ) -> int:
     """Receive messages of TOPIC as a member of a group, and print them.
 
-    Exit code 1 if none came. With --json one object a line, with delivery_attempt and receipt. What
-    is not acknowledged goes to others when the command ends, and the attempt does not count.
+    Exit code 1 if none came. With --json one object a line, with delivery_attempt and receipt.
+    Messages without an acknowledgement go to others when the command ends, and the attempt does not
+    count.
 
     \b
     Examples:

@@ -25,8 +25,8 @@ class PythonFilter:
         )
 
     It may import ``base64``, ``datetime``, ``decimal``, ``json``, ``math``, ``re``, ``string``
-    and ``struct``. It runs without files and network, with bounds on memory and time. What
-    it keeps between calls is lost when its process is renewed, so it should keep nothing.
+    and ``struct``. It runs without files and network, with bounds on memory and time. Its
+    globals are lost when its process is renewed, so it should keep nothing between calls.
 
     Args:
         source: Python, up to 64 KiB as UTF-8.

@@ -188,7 +188,7 @@ class KeyValue(PatientClient):
             ttl_ms: As of ``put``.
 
         Raises:
-            RevisionConflict: Somebody wrote meanwhile; nothing was stored.
+            RevisionConflict: Another client wrote meanwhile; nothing was stored.
         """
         check_number("revision", revision, 2**63 - 1)
         return self._write([(key, value)], [revision], ttl_ms)
@@ -204,7 +204,7 @@ class KeyValue(PatientClient):
             Revision of the tombstone.
 
         Raises:
-            RevisionConflict: Somebody wrote meanwhile; nothing was deleted.
+            RevisionConflict: Another client wrote meanwhile; nothing was deleted.
             InvalidArgument, RequestTimeout, BrokerError: As of ``put``.
         """
         if revision is not None:
@@ -318,7 +318,8 @@ class KeyValue(PatientClient):
 
         It has a connection of its own, so other calls do not wait for it. A key that changes
         quickly may come with its newest revision only when the watch was slower than the log lives:
-        it then reads the table again, and goes on. What was deleted meanwhile comes as a tombstone.
+        it then reads the table again, and goes on. Keys that were deleted meanwhile come as
+        tombstones.
 
         Args:
             prefix: Of the keys; "" for all.
@@ -523,12 +524,12 @@ class KeyValue(PatientClient):
         try:
             self._put_topic(masters, {name: request})
         except BrokerError:
-            # Somebody else may have been quicker.
+            # Another client may have been quicker.
             if name not in self.topic_configs(self._table):
                 raise
         found = self.topic_configs(self._table)
         if len(found) > 1:
-            # Somebody who knew of other broker groups made it elsewhere meanwhile.
+            # Another client, which knew other broker groups, made it elsewhere meanwhile.
             raise self._misplaced(sorted(found))
         return name
 

@@ -46,7 +46,7 @@ class FollowerRole(BrokerRole):
         replace_store: Closes the store and opens another in its place, an empty copy that begins
             at the log start given.
         promote: Ends this role and begins that of the master, with an epoch of its own.
-        promises: Whom it may follow.
+        promises: Promises of the replica, which say which leaders it may follow.
 
     Attributes:
         link: To the leader, None while it follows nobody.

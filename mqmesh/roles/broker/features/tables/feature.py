@@ -236,7 +236,7 @@ class TablesFeature(Feature):
         staged = self._staged.keys(name, self._writes.number)
         if isinstance(meta, ExpectingMeta):
             if not staged.isdisjoint(keys):
-                # What is on the stage has no revisions yet.
+                # Staged messages have no revisions yet.
                 self._writes.write()
                 staged = self._staged.keys(name, self._writes.number)
                 for one in earlier:
@@ -295,7 +295,7 @@ class TablesFeature(Feature):
         more = sum(len(one.body) + len(one.keys[0].encode()) for one in puts)
         if used + more <= limit or self._is_stored(table.name, header):
             return
-        # What they replace goes; of a table with history its oldest revision.
+        # The revisions that they replace go; of a table with history the oldest ones.
         keys = [one.keys[0].encode() for one in puts]
         for key, row in dict(zip(keys, self.tables.rows_of(table, keys), strict=True)).items():
             if row is not None and len(row.revisions) >= table.topic.config.history:
