@@ -666,7 +666,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=10, help="failovers (default: 10)")
     parser.add_argument("--ack", default="all", help="all (default), quorum, one or none")
     parser.add_argument("--folder", type=Path, help="keep data and logs there")
-    parser.add_argument("--fault", choices=list(FAULTS), default="kill", help="what happens to the master")
+    parser.add_argument(
+        "--fault", choices=list(FAULTS), default="kill", help="what happens to the master"
+    )
     parser.add_argument(
         "--receive", action="store_true", help="members receive meanwhile, and acknowledge each"
     )
