@@ -75,6 +75,8 @@ class Tables:
         self._tables: dict[str, BrokerTable] = {}
         self._numbers: dict[str, list[int]] = {}
         self._is_made = False
+        # A reset of the rows failed, and is tried again before they are used.
+        self._must_reset = False
         self._held = -1
         self.generation = 0
         self.released = 0
@@ -85,7 +87,7 @@ class Tables:
     @property
     def is_whole(self) -> bool:
         """Return whether the rows of all tables are made and counted."""
-        return self._is_made and self.counts.are_complete
+        return self._is_made and self.counts.are_complete and not self._must_reset
 
     @property
     def is_used(self) -> bool:
@@ -152,7 +154,7 @@ class Tables:
     def _begin(self, found: dict[str, Topic]) -> None:
         self._rows.begin()
         try:
-            fits = self._take_over(found)
+            fits = not self._must_reset and self._take_over(found)
             if not fits:
                 _log.warning("the tables do not fit the log, and are made again from it")
         except StorageError as error:
@@ -187,7 +189,9 @@ class Tables:
     def _reset(self) -> None:
         """Forget all rows; they are made again from the log."""
         self.generation += 1
+        self._must_reset = True
         self._rows.reset()
+        self._must_reset = False
         self.unsettled.clear()
         self._is_made = False
         for table in list(self._tables.values()):
@@ -206,7 +210,7 @@ class Tables:
         try:
             self._reset()
         except StorageError as error:
-            self._rows.report(error)  # the next one that meets the damage tries again
+            self._rows.report(error)  # ``follow`` tries again
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
@@ -236,6 +240,8 @@ class Tables:
             return True
         until_ms = self._clock.monotonic_ms() + SLICE_MS
         with self._guarded():
+            if self._must_reset:
+                self._reset()
             self.counts.count_on(until_ms)
             if self._core.is_follower or not self._is_made:
                 self._is_made = self._maker.make(self._tables, end, until_ms)

@@ -3,7 +3,13 @@
 import pytest
 
 from mqmesh.batch.record_batch import Attributes
-from mqmesh.errors import BrokerNotAvailable, CorruptRecord, InvalidArgument, MessageIllegal
+from mqmesh.errors import (
+    BrokerNotAvailable,
+    CorruptRecord,
+    DiskFull,
+    InvalidArgument,
+    MessageIllegal,
+)
 from mqmesh.message import Message
 from mqmesh.protocol.codes import ResponseCode
 from mqmesh.protocol.route import TopicConfig
@@ -219,6 +225,50 @@ def test_a_read_that_finds_damage_does_not_answer_of_rows_that_are_gone(scene, m
         scene.read("a")
     scene.feature.tick(0)
     assert scene.values() == {"a": b"1"}
+
+
+def test_damaged_rows_that_cannot_be_forgotten_are_forgotten_later(kept, monkeypatch):
+    kept.put(("a", b"1"))
+    kept.read()
+
+    def fail(*arguments):
+        raise DiskFull("planned")
+
+    with monkeypatch.context() as full:
+        full.setattr(MemoryRows, "reset", fail)
+        kept.tables.begin_anew("planned")
+        kept.feature.tick(0)
+        assert not kept.tables.is_whole
+        assert kept.tables.lowest() == 0, "all rows will be made from the log"
+    kept.feature.tick(0)
+    assert kept.tables.is_whole
+    assert kept.tables.generation > 1
+    assert kept.values() == {"a": b"1"}
+
+
+def test_a_start_that_could_not_forget_rows_does_not_take_them_over_later(kept, monkeypatch):
+    kept.make("other")
+    kept.put(("a", b"1"))
+    kept.put(("b", b"2"), topic="other")
+    kept.read()
+    queue_bounds = kept.stage.store.queue_bounds
+
+    def shorter(topic, queue_id):
+        return (0, 0) if topic == "other" else queue_bounds(topic, queue_id)
+
+    def fail(rows):
+        rows.write([], [key for key, _ in rows.range(b"", b"\xff", most=1_000)])
+        raise DiskFull("planned: the file was removed, and not made again")
+
+    kept.stage.restart()
+    with monkeypatch.context() as planned:
+        planned.setattr(kept.stage.store, "queue_bounds", shorter)
+        planned.setattr(MemoryRows, "reset", fail)
+        kept.stage.features.load()
+    with pytest.raises(BrokerNotAvailable, match="being made again"):
+        kept.read()
+    kept.feature.tick(0)
+    assert kept.values() == {"a": b"1"}
 
 
 def test_a_value_that_was_replaced_does_not_expire(scene):
