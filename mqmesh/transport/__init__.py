@@ -1,1 +1,1 @@
-"""ZeroMQ lives here: sockets, the event loop, request server and client."""
+"""Transport: ZeroMQ sockets, the event loop, request server and client."""

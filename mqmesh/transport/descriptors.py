@@ -8,14 +8,14 @@ from typing import Final
 from mqmesh.errors import TooManyOpenFiles
 
 NONE_LEFT: Final = frozenset({errno.EMFILE, errno.ENFILE})
-"""Error numbers that say so: of the process, and of the system."""
+"""Error numbers for a lack of descriptors: of the process, and of the system."""
 
 
 def too_many_open_files(what: str, number: int) -> TooManyOpenFiles:
-    """Return the error for something that cannot be opened.
+    """Return the error for a file or socket that cannot be opened.
 
     Args:
-        what: It, for the sentence.
+        what: Name of the file or socket, for the sentence.
         number: The system's error number, one of ``NONE_LEFT``.
     """
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -27,12 +27,12 @@ def too_many_open_files(what: str, number: int) -> TooManyOpenFiles:
 
 
 def shortage(what: str) -> TooManyOpenFiles | None:
-    """Return the error for something that cannot be opened now, or None if it can be.
+    """Return the error for a lack of descriptors, or None if there are some.
 
-    ZeroMQ connects in a thread of its own, where it tries again and again and says nothing.
+    ZeroMQ connects in a thread of its own, where it tries again and again without a report.
 
     Args:
-        what: That needs a descriptor.
+        what: Name of the connection that needs a descriptor.
     """
     try:
         os.close(os.eventfd(0))

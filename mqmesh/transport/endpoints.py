@@ -1,4 +1,4 @@
-"""Addresses as users write them, and the endpoints that they name."""
+"""Addresses as users write them, and their endpoints."""
 
 from collections.abc import Callable, Iterable
 
@@ -16,7 +16,7 @@ def endpoint_of(address: str) -> str:
         address: ``host:port``, ``[IPv6]:port``, or any endpoint such as ``ipc://path``.
 
     Raises:
-        ConfigError: It is neither.
+        ConfigError: The address has none of these forms.
     """
     if "://" in address:
         return address
@@ -29,12 +29,12 @@ def endpoint_of(address: str) -> str:
 def usable_brokers(
     brokers: Iterable[BrokerData], report: Callable[[str], None]
 ) -> list[BrokerData]:
-    """Return broker groups without addresses that nobody can connect to; those with others only.
+    """Return broker groups without unusable addresses; a group without a usable one is left out.
 
-    Name servers refuse such addresses; one that lets them pass must not stop what concerns others.
+    Name servers refuse such addresses; one that does not must not affect other brokers.
 
     Args:
-        brokers: As a name server says.
+        brokers: Broker groups from a name server.
         report: Called with a sentence for each address that is left out.
     """
     found = []

@@ -33,15 +33,15 @@ def error_frame(
     """Return the frame that answers a request with an error; None where none may be sent.
 
     Args:
-        opaque: Of the request.
-        flags: Of the request.
-        error: What went wrong. The text of a bug is not shown to clients.
+        opaque: Opaque of the request.
+        flags: Flags of the request.
+        error: Error that the handler raised. The text of a bug is not shown to clients.
         note_refusal: Called unless the error only says that something is not there.
     """
     if isinstance(error, MQMeshError):
         remark = str(error)
     else:
-        # The text of a bug may hold anything; it belongs into our log only.
+        # The text of a bug may hold any data; it belongs only into the server's log.
         remark = f"internal error ({type(error).__name__}); see the server's log"
     remark = remark[:MAX_REMARK_CHARACTERS].encode(errors="replace").decode()
     code = vars(error).get("code") or code_of(error)

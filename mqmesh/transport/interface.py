@@ -1,10 +1,10 @@
 """Interfaces that roles and clients need: a loop with clocks and timers, peers, threads.
 
-Code that needs sockets, time or threads is given a ``Transport`` and makes nothing of the kind
-itself. ``mqmesh.transport.zmq.transport`` is the real one, ``mqmesh.transport.simulated`` its twin:
-there all of a cluster's processes live in one thread, on one clock, from one seed.
+Code that needs sockets, time or threads is given a ``Transport`` and makes none of them itself.
+``mqmesh.transport.zmq.transport`` is the real one, ``mqmesh.transport.simulated`` its twin: there
+all of a cluster's processes live in one thread, on one clock, from one seed.
 
-Methods and attributes mean the same as those of the real classes, which say more.
+Methods and attributes mean the same as those of the real classes, which have more details.
 """
 
 import random
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from mqmesh.security.guard import Guard
 
 TRY_AGAIN_MS: Final = 5_000
-"""After ``AuthenticationFailed`` a connection is tried again so late: the access list may have
-changed, and ZeroMQ does not try by itself."""
+"""Pause after ``AuthenticationFailed`` before the connection is tried again: the access list may
+have changed, and ZeroMQ does not try by itself."""
 
 Handler = Callable[[Request], Reply | None]
 OnDisconnect = Callable[[Peer], None]
@@ -42,9 +42,9 @@ class ServerLimits(msgspec.Struct, frozen=True):
 
     Attributes:
         max_connections: Connections at a time.
-        max_pending_bytes: Bytes that wait for one peer, or of one.
-        max_total_pending_bytes: The same of all peers together.
-        max_frame_bytes: Longest frame that a peer may send; ZeroMQ ends its connection else.
+        max_pending_bytes: Bytes that wait for one peer, or from one peer.
+        max_total_pending_bytes: The same for all peers together.
+        max_frame_bytes: Longest frame that a peer may send; ZeroMQ ends its connection otherwise.
     """
 
     max_connections: int = 10_000
@@ -94,7 +94,7 @@ class Loop(Protocol):
         """Ends the loop's wait; from any thread."""
 
     def has_news(self) -> bool:
-        """Return True when a turn would find something; from any thread."""
+        """Return True when a turn would find work; from any thread."""
 
     def stop(self) -> None:
         """Makes ``run`` return after the current turn; from any thread."""
@@ -120,7 +120,7 @@ class Loop(Protocol):
         """Take one turn."""
 
     def close(self) -> None:
-        """Releases what the loop holds."""
+        """Releases the resources of the loop."""
 
 
 class Connection(Protocol):
@@ -148,7 +148,7 @@ class Connection(Protocol):
         """Sends a request that gets no answer."""
 
     def close(self) -> None:
-        """Closes it."""
+        """Closes the connection."""
 
 
 class Server(Protocol):
@@ -165,7 +165,7 @@ class Server(Protocol):
 
     @property
     def peer_count(self) -> int:
-        """Connections that sent something and are still there."""
+        """Connections that sent a frame and still exist."""
 
     @property
     def held_bytes(self) -> int:
@@ -173,7 +173,7 @@ class Server(Protocol):
 
     @property
     def dropped_replies(self) -> int:
-        """Answers that nobody was there for any more."""
+        """Answers that were dropped because their peer was gone."""
 
     def bind(self, endpoint: str) -> str:
         """Listens on an endpoint; returns it with the real port."""
@@ -185,7 +185,7 @@ class Server(Protocol):
         """End the connections of peers that may not connect any more: the access list changed."""
 
     def tick(self, now_ms: int) -> None:
-        """Looks after connections; to be called some times a second."""
+        """Maintains connections; to be called some times a second."""
 
     def close(self) -> None:
         """Stops listening."""
@@ -195,16 +195,16 @@ class StreamHandler(Protocol):
     """The owner of a stream: a protocol on it. Called in the loop's thread."""
 
     def on_bytes(self, data: bytes) -> None:
-        """Take bytes that came; none in the turn after ``again``."""
+        """Take bytes that arrived; none in the turn after ``again``."""
 
     def on_stuck(self) -> None:
-        """Note that the system takes no more of what was written for now."""
+        """Note that the system takes no more of the written bytes for now."""
 
     def on_drained(self) -> None:
-        """Note that all that was written has left, after some of it had to wait."""
+        """Note that all written bytes have left, after some of them had to wait."""
 
     def on_closed(self) -> None:
-        """Note the end of the connection; nothing is called afterwards. Not after ``close``."""
+        """Note the end of the connection; no call follows. Not called after ``close``."""
 
 
 class ByteStream(Protocol):
@@ -220,10 +220,10 @@ class ByteStream(Protocol):
 
     @property
     def is_closed(self) -> bool:
-        """True if nothing more is written or comes."""
+        """True if no more bytes are written or arrive."""
 
     def start(self, handler: StreamHandler) -> None:
-        """Give what comes to this handler, from the next turn on."""
+        """Give arriving bytes to this handler, from the next turn on."""
 
     def write(self, *parts: bytes | memoryview) -> None:
         """Write bytes, now or when the system takes them; never blocks."""
@@ -235,11 +235,11 @@ class ByteStream(Protocol):
         """Read again."""
 
     def close(self) -> None:
-        """End the connection; what the system takes at once of what was written is sent still."""
+        """End the connection; written bytes that the system takes at once are still sent."""
 
 
 StreamGuard = Callable[[Loop, Callable[[ByteStream], None]], Callable[[ByteStream], None]]
-"""Maker of an acceptor of connections, of a loop and of one that takes what is let through."""
+"""Maker of an acceptor of connections, of a loop and of the acceptor of admitted streams."""
 
 
 class ByteStreamListener(Protocol):
@@ -249,13 +249,13 @@ class ByteStreamListener(Protocol):
         """Listens on an endpoint; returns it with the real port.
 
         Args:
-            endpoint: Where.
-            shares_port: Other processes of this user may listen there, too, if they say the same;
+            endpoint: Endpoint of the listener.
+            shares_port: Other processes of this user may listen there, too, if they also share it;
                 each connection comes to one of them.
         """
 
     def close(self) -> None:
-        """Stops listening; connections are their owners' concern."""
+        """Stops listening; the owners of connections close them."""
 
 
 class Publisher(Protocol):
@@ -302,10 +302,10 @@ class Channel(Protocol):
         """Sends a request; returns True when its response is there already."""
 
     def take(self) -> Command | None:
-        """Return the response to what was posted, if it is there."""
+        """Return the response to the posted request, if it has arrived."""
 
     def fileno(self) -> int:
-        """Return the descriptor that is readable when ``take`` may find something; -1 for none."""
+        """Return the descriptor that is readable when ``take`` may find a response; -1 for none."""
 
     def cancel(self) -> None:
         """Makes requests fail soon; from any thread."""
@@ -324,10 +324,10 @@ class Flag(Protocol):
         """Ends all waits."""
 
     def clear(self) -> None:
-        """Begins anew."""
+        """Resets the flag."""
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits until it is set, ``timeout`` seconds at most."""
+        """Waits until the flag is set, ``timeout`` seconds at most."""
 
 
 class Condition(AbstractContextManager[bool, None], Protocol):
@@ -340,31 +340,31 @@ class Condition(AbstractContextManager[bool, None], Protocol):
         """Wakes all waiting threads."""
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits for a notice, ``timeout`` seconds at most."""
+        """Waits for a notification, ``timeout`` seconds at most."""
 
     def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
-        """Waits until something is so, ``timeout`` seconds at most."""
+        """Waits until the predicate is true, ``timeout`` seconds at most."""
 
 
 class LoopThread(Protocol):
     """The thread that runs a client's loop; ``threading.Thread`` has it."""
 
     def join(self, timeout: float | None = None) -> None:
-        """Waits for its end, ``timeout`` seconds at most."""
+        """Waits for the thread's end, ``timeout`` seconds at most."""
 
     def is_alive(self) -> bool:
         """Return False once it ended."""
 
 
 class Transport(Protocol):
-    """The world of one loop.
+    """The environment of one loop.
 
-    Everything that is connected here is served in the thread of its loop.
+    Every connection made here is served in the thread of its loop.
 
     Attributes:
-        ring: The own keys and those of servers; None where nothing is encrypted.
-        guard: Decides who may connect to servers of this transport; None where everybody may.
-        watches_channels: It has ``watch``.
+        ring: Keys of this process and those of servers; None without encryption.
+        guard: Decides who may connect to servers of this transport; None admits every client.
+        watches_channels: True if ``watch`` is supported.
     """
 
     ring: KeyRing | None
@@ -373,7 +373,7 @@ class Transport(Protocol):
 
     @property
     def loop(self) -> Loop:
-        """The one loop; made when it is asked for first."""
+        """The one loop; made at the first access."""
 
     @property
     def clock(self) -> Clock:
@@ -381,9 +381,9 @@ class Transport(Protocol):
 
     @property
     def random(self) -> random.Random:
-        """Chance: for ids, keys of producers, and what is to be divided evenly.
+        """Source of chance: for ids, keys of producers, and even distribution.
 
-        Keys prove identity, so nobody may foretell what the real one gives.
+        Keys prove identity, so the output of the real one must be unpredictable.
         """
 
     def connect(
@@ -398,7 +398,7 @@ class Transport(Protocol):
 
         Args:
             endpoint: ``tcp://host:port`` or ``ipc://path``.
-            on_command: Called with commands that the server sends by itself.
+            on_command: Called with commands that the server sends without a request.
             on_connection: Called when the connection is made (True) and broken (False).
             by_loop: Without keys the loop itself speaks, which is quicker; the server ends the
                 connection when the loop stands still for 3 s. For roles.
@@ -418,8 +418,8 @@ class Transport(Protocol):
         """Make a listener for connections without ZeroMQ that is not bound yet.
 
         Args:
-            accept: Called with each connection that comes, which it starts or closes.
-            guard: Stands before ``accept``, such as ``TlsGate.guard``.
+            accept: Called with each new connection, which it starts or closes.
+            guard: Acceptor in front of ``accept``, such as ``TlsGate.guard``.
         """
 
     def with_keys(self, ring: KeyRing) -> "Transport":
@@ -453,21 +453,21 @@ class Transport(Protocol):
         """Make a flag that threads wait for."""
 
     def condition(self, lock: "threading.Lock | None" = None) -> Condition:
-        """Make a lock, one of its own or this, and a way to wait for a change under it."""
+        """Make a condition of a given lock, or of a lock of its own."""
 
     def pause(self, duration_s: float) -> None:
         """Lets the calling thread sleep."""
 
     def busy_poll(self, for_us: int) -> None:
-        """Has the loop wait awake for so many µs before it sleeps."""
+        """Makes the loop wait awake for so many µs before it sleeps."""
 
     def run_loop(self, target: Callable[[], None], name: str) -> LoopThread:
         """Starts the thread that runs the loop.
 
         Args:
-            target: Calls ``loop.run``, and cleans up behind it.
-            name: Of the thread.
+            target: Function that calls ``loop.run``, and cleans up behind it.
+            name: Name of the thread.
         """
 
     def close(self) -> None:
-        """Releases what belongs to all connections; they are closed before."""
+        """Releases the shared resources of all connections; they are closed before."""

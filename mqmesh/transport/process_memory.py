@@ -1,4 +1,4 @@
-"""Memory of this process: how much it has, and giving back what it does not need."""
+"""Memory of this process: its size, and the return of freed memory to the system."""
 
 import ctypes
 import os
@@ -12,12 +12,12 @@ _M_MMAP_THRESHOLD: Final = -3
 
 
 def resident_bytes() -> int:
-    """Return this process's memory, in bytes; 0 where the system does not say."""
+    """Return this process's memory, in bytes; 0 where the system does not report it."""
     return _pages()[0] * _PAGE
 
 
 def anonymous_bytes() -> int:
-    """Return the process's memory that is no file's, in bytes; 0 where the system does not say."""
+    """Return the process's memory that belongs to no file, in bytes; 0 if it is not reported."""
     resident, shared = _pages()
     return (resident - shared) * _PAGE
 
@@ -34,7 +34,7 @@ def _pages() -> tuple[int, int]:
 def give_back() -> None:
     """Gives freed memory back to the system; takes some ms for each 100 MiB.
 
-    Blocks that were freed behind one that is still used stay with the allocator otherwise.
+    Otherwise freed blocks behind a used one stay with the allocator.
     """
     libc = _libc()
     if libc is not None and hasattr(libc, "malloc_trim"):
@@ -42,11 +42,11 @@ def give_back() -> None:
 
 
 def keep_freed_blocks(block_bytes: int, most_bytes: int) -> None:
-    """Has the allocator keep freed blocks up to a size.
+    """Makes the allocator keep freed blocks up to a size.
 
     Args:
-        block_bytes: Up to 32 MiB; larger blocks are given back as soon as they are freed.
-        most_bytes: Kept in all, at the end of what the process has.
+        block_bytes: Largest kept block, up to 32 MiB; larger ones are given back when freed.
+        most_bytes: Limit of all kept memory, at the end of the process's heap.
     """
     libc = _libc()
     if libc is not None and hasattr(libc, "mallopt"):
@@ -66,7 +66,7 @@ class MemoryWatch:
     """Watches the growth of the process's memory since the last ``settle``.
 
     Args:
-        read: Bytes of the process now.
+        read: Returns the present size of the process, in bytes.
     """
 
     def __init__(self, read: Callable[[], int] = anonymous_bytes) -> None:
@@ -75,7 +75,7 @@ class MemoryWatch:
 
     @property
     def growth(self) -> int:
-        """By how many bytes it has grown."""
+        """Growth in bytes."""
         now = self._read()
         self._floor = min(self._floor, now)
         return now - self._floor

@@ -1,4 +1,4 @@
-"""Requests of one connection: each with a deadline and one outcome. No socket is known here."""
+"""Requests of one connection: each with a deadline and one outcome. No socket is used here."""
 
 import logging
 from collections import deque
@@ -24,7 +24,7 @@ from mqmesh.transport.interface import Loop, OnDone, Timer
 MAX_REQUESTS_WAITING: Final = 100_000
 """Requests in flight and not yet sent, together."""
 SWEEP_MS: Final = 20
-"""Least time between two searches for passed deadlines; a timeout may be reported so late."""
+"""Shortest time between two searches for passed deadlines; a timeout may be reported so late."""
 
 _log = logging.getLogger(__name__)
 _SUCCESS: Final = int(ResponseCode.SUCCESS)
@@ -41,10 +41,10 @@ class RequestTable:
     """The requests of one connection that wait for their outcome, or to be sent.
 
     Args:
-        loop: Of the client.
-        endpoint: Of the server.
+        loop: Loop of the client.
+        endpoint: Endpoint of the server.
         try_send: Sends a frame, or returns False when that is not possible now.
-        on_command: Called with commands that the server sends by itself.
+        on_command: Called with commands that the server sends without a request.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class RequestTable:
 
     @property
     def has_unsent(self) -> bool:
-        """Frames wait until they can be sent: ``flush`` then."""
+        """True if frames wait to be sent by ``flush``."""
         return bool(self._unsent)
 
     def request(
@@ -120,7 +120,7 @@ class RequestTable:
             self._unsent.append((0, frame))
 
     def flush(self) -> None:
-        """Sends what waits, as far as it goes."""
+        """Sends waiting frames, as many as possible."""
         while self._unsent:
             opaque, frame = self._unsent[0]
             waiting = self._waiting.get(opaque)
@@ -143,7 +143,7 @@ class RequestTable:
             waiting.on_done(command if command.code == _SUCCESS else response_error(command))
 
     def broke(self) -> None:
-        """Fail what was sent by the broken connection; the rest waits for the next one."""
+        """Fail the requests that the broken connection had sent; others wait for the next one."""
         sent = [key for key, waiting in self._waiting.items() if waiting.sent]
         self._fail(sent, broken(self._endpoint))
 
@@ -173,11 +173,11 @@ class RequestTable:
         for opaque in opaques:
             waiting = self._waiting.pop(opaque, None)
             if waiting is None:
-                continue  # a callback before it closed the client
+                continue  # an earlier callback closed the client
             try:
                 waiting.on_done(error)
             except Exception:
-                # The others must have their outcome too.
+                # The other requests must have their outcome, too.
                 self._loop.callback_failures += 1
                 _log.exception("a callback for an answer of %s failed", self._endpoint)
 
@@ -206,11 +206,12 @@ def no_connection(server: str, reason: str = "") -> TransportError:
     """Returns the error of a request that waited for a connection in vain.
 
     Args:
-        server: Its endpoint, or another name of it.
-        reason: Why there is none, if that is known.
+        server: Endpoint of the server, or another name of it.
+        reason: Reason for the missing connection, if it is known.
 
     Returns:
-        TooManyOpenFiles where this process has no descriptor for it, else EndpointUnreachable.
+        TooManyOpenFiles if this process has no descriptor for a connection, else
+        EndpointUnreachable.
     """
     text = f"no connection to {server} in time{': ' if reason else ''}{reason}"
     error = EndpointUnreachable(text)

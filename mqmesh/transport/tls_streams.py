@@ -1,4 +1,4 @@
-"""TLS and plain text on one port: the first byte of a connection says which it is.
+"""TLS and plain text on one port: the first byte of a connection tells them apart.
 
 A stream of TLS is a ``ByteStream`` on another one. It uses Python's ``ssl`` in memory, so it works
 on real and on simulated connections alike.
@@ -17,7 +17,7 @@ from mqmesh.units import KIB
 HANDSHAKE: Final = 0x16
 """First byte of every connection of TLS; a frame of RocketMQ that begins so would have 352 MiB."""
 HANDSHAKE_MS: Final = 5_000
-"""Time for a handshake, and for the first byte where TLS alone is served."""
+"""Time for a handshake, and for the first byte if only TLS is served."""
 MOST_HANDSHAKES: Final = 256
 """Handshakes under way at a time; further connections are ended."""
 MAX_HANDSHAKE_BYTES: Final = 64 * KIB
@@ -30,12 +30,13 @@ class TlsGate:
     """Acceptor of connections that may speak TLS.
 
     Args:
-        certificate: Of the server.
+        certificate: Certificate of the server.
         only_tls: End connections that speak plain text.
 
     Attributes:
-        refused: Connections that were ended: no handshake, a broken, or a slow one, or plain text.
-        handshakes: Under way.
+        refused: Number of connections that were ended: with a broken, a slow or no handshake, or
+            with plain text.
+        handshakes: Number of handshakes in progress.
     """
 
     def __init__(self, certificate: ServerCertificate, *, only_tls: bool) -> None:
@@ -50,7 +51,7 @@ class TlsGate:
         """Return an acceptor of plain connections, which hands streams on.
 
         Args:
-            loop: Its loop.
+            loop: Loop of the connections.
             accept: Called with each stream, which it starts or closes.
         """
         return lambda stream: accept(GuardedStream(stream, loop, self))
@@ -72,8 +73,8 @@ class GuardedStream:
 
     Args:
         stream: The connection below.
-        loop: Its loop.
-        gate: Knows certificate and limits.
+        loop: Loop of the connection.
+        gate: Gate with certificate and limits.
     """
 
     def __init__(self, stream: ByteStream, loop: Loop, gate: TlsGate) -> None:
@@ -99,13 +100,13 @@ class GuardedStream:
 
     @property
     def is_closed(self) -> bool:
-        """True if nothing more is written or comes."""
+        """True if no more bytes are written or arrive."""
         return self._stream.is_closed
 
     # ---- For the owner -------------------------------------------------------------------
 
     def start(self, handler: StreamHandler) -> None:
-        """Give what comes to this handler, from the next turn on."""
+        """Give arriving bytes to this handler, from the next turn on."""
         self._handler = handler
         self._stream.start(self)
         if not self._gate.takes_plain():
@@ -138,19 +139,19 @@ class GuardedStream:
             self._loop.call_later(0, self._give)  # what was decrypted, or waits for it
 
     def close(self) -> None:
-        """End the connection; what the system takes at once of what was written is sent still."""
+        """End the connection; written bytes that the system takes at once are still sent."""
         if self.is_closed:
             return
         if self._tls is not None and not self._is_shaking:
             with contextlib.suppress(ssl.SSLError):
-                self._tls.unwrap()  # says that this is the end; nobody waits for the answer
+                self._tls.unwrap()  # announces the end; no answer is waited for
             self._flush()
         self._end()
 
     # ---- Of the connection below ---------------------------------------------------------
 
     def on_bytes(self, data: bytes) -> None:
-        """Take bytes that came."""
+        """Take bytes that arrived."""
         if self._is_plain:
             self._handler.on_bytes(data)
             return
@@ -175,11 +176,11 @@ class GuardedStream:
         self._give()
 
     def on_stuck(self) -> None:
-        """Note that the system takes no more of what was written for now."""
+        """Note that the system takes no more of the written bytes for now."""
         self._handler.on_stuck()
 
     def on_drained(self) -> None:
-        """Note that all that was written has left, after some of it had to wait."""
+        """Note that all written bytes have left, after some of them had to wait."""
         self._handler.on_drained()
 
     def on_closed(self) -> None:
@@ -205,7 +206,7 @@ class GuardedStream:
             self._flush()
 
     def _give(self) -> None:
-        """Give the owner what was decrypted."""
+        """Give the owner the decrypted bytes."""
         while not (self._is_paused or self.is_closed or self._is_shaking):
             assert self._tls is not None
             try:
@@ -227,7 +228,7 @@ class GuardedStream:
             self._stream.write(data)
 
     def _shaken(self) -> None:
-        """Note that a handshake is over, well or not."""
+        """Note the end of a handshake, successful or not."""
         if self._is_shaking:
             self._is_shaking = False
             self._gate.handshakes -= 1

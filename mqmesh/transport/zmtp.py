@@ -27,10 +27,10 @@ LONG: Final = 2
 COMMAND: Final = 4
 GREETING_BYTES: Final = 64
 VERSION_BYTES: Final = 11
-"""Bytes of a greeting up to the version; who has them sends all of his own."""
+"""Bytes of a greeting up to the version; a side that has them sends all of its own greeting."""
 LONGEST_HEAD_BYTES: Final = 9
 MAX_COMMAND_BYTES: Final = 4_096
-"""Longest command that is taken; READY is some 40 bytes long, PING 7 to 23."""
+"""Longest command that is accepted; READY is some 40 bytes long, PING 7 to 23."""
 PING_CONTEXT_BYTES: Final = 16
 
 _NULL: Final = b"NULL".ljust(20, b"\0")
@@ -44,7 +44,7 @@ _PEERS: Final = {
     b"DEALER": frozenset({b"REP", b"ROUTER"}),
 }
 """Kinds of sockets that may connect to one of a kind. No DEALER to a DEALER, which ZeroMQ allows: a
-connection to a port of this machine where nobody listens may become one to itself."""
+connection to a port of this machine without a listener may become one to itself."""
 
 
 class WrongMechanism(RemoteProtocolError):
@@ -69,10 +69,10 @@ def command(name: bytes, data: bytes = b"") -> bytes:
 
 
 def opening(kind: bytes) -> bytes:
-    """Encode all that a side says before its first frame.
+    """Encode all bytes that a side sends before its first frame.
 
     Args:
-        kind: Of its socket, ``ROUTER`` or ``DEALER``.
+        kind: Kind of its socket, ``ROUTER`` or ``DEALER``.
     """
     value = _property(b"Socket-Type", kind)
     if kind == b"DEALER":
@@ -84,44 +84,44 @@ def ping(ttl_ms: int) -> bytes:
     """Encode a ping.
 
     Args:
-        ttl_ms: In which time something follows, a multiple of 100; 0 to promise nothing.
+        ttl_ms: Time in which another frame follows, a multiple of 100; 0 to promise nothing.
     """
     return command(b"PING", _U16.pack(ttl_ms // 100))
 
 
 PING: Final = ping(0)
-"""A ping that promises nothing: no other one need follow."""
+"""A ping that promises nothing: no other frame need follow."""
 
 
 def pong(data: bytes | memoryview) -> bytes:
     """Encode the answer to a ping.
 
     Args:
-        data: Of the ping: time to live and context.
+        data: Data of the ping: time to live and context.
     """
     return command(b"PONG", bytes(data[2 : 2 + PING_CONTEXT_BYTES]))
 
 
 def ping_ttl_ms(data: bytes | memoryview) -> int:
-    """Return in how many ms something follows a ping; 0 if it does not say."""
+    """Return the time in ms in which a frame follows a ping; 0 if it promises none."""
     return int(_U16.unpack_from(data)[0]) * 100 if len(data) >= 2 else 0
 
 
 class FrameReader:
-    """Reader of one connection: it is fed with bytes and gives frames, which are views of them.
+    """Reader of one connection: it is fed with bytes and returns frames, which are views of them.
 
     Args:
-        kind: Of the own socket, ``ROUTER`` or ``DEALER``.
-        max_frame_bytes: Longest frame that is taken.
+        kind: Kind of the own socket, ``ROUTER`` or ``DEALER``.
+        max_frame_bytes: Longest frame that is accepted.
 
     Attributes:
-        is_greeted: The other side's greeting is there, and it speaks plainly.
+        is_greeted: The other side's greeting has arrived, and it speaks plainly.
         is_open: The handshake is done.
-        identity: Routing id that the other side chose in it.
-        missing: Bytes that the frame that was begun still needs, as far as that is known; 0
-            between frames.
-        held: Bytes that are kept of it.
-        rest: Bytes that were fed and that ``take`` has not looked at yet.
+        identity: Routing id that the other side chose in the handshake.
+        missing: Bytes that the begun frame still needs, as far as that is known; 0 between
+            frames.
+        held: Bytes that are kept of the begun frame.
+        rest: Bytes that were fed and that ``take`` has not read yet.
     """
 
     __slots__ = (
@@ -153,7 +153,7 @@ class FrameReader:
         self.rest = 0
 
     def feed(self, data: bytes) -> None:
-        """Take bytes in, behind those that ``take`` has not looked at yet."""
+        """Take bytes in, behind those that ``take`` has not read yet."""
         if self.held:
             self._begun += data
             self.held += len(data)
@@ -173,7 +173,7 @@ class FrameReader:
 
         Raises:
             WrongMechanism: The other side does not speak NULL.
-            RemoteProtocolError: It breaks the protocol; there is nothing more to be read.
+            RemoteProtocolError: It breaks the protocol; no more frames can be read.
         """
         if not self.is_open and not self._shake():
             return None
@@ -217,7 +217,7 @@ class FrameReader:
         self.held, self.missing, self.rest = len(rest), missing, 0
 
     def _shake(self) -> bool:
-        """Take the other side's part of the handshake; return True when all of it is there."""
+        """Take the other side's part of the handshake; return True when all of it has arrived."""
         if not self.is_greeted:
             data = self._data
             self._check_greeting(data[:GREETING_BYTES])
@@ -269,7 +269,7 @@ class FrameReader:
 
 
 def take_command(body: memoryview) -> tuple[bytes, memoryview]:
-    """Return name and data of a command; the name of one that is none is empty."""
+    """Return name and data of a command; the name is empty if the bytes are no command."""
     end = 1 + body[0] if body else 0
     return (bytes(body[1:end]), body[end:]) if end <= len(body) else (b"", body[:0])
 

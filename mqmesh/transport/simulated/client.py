@@ -19,10 +19,10 @@ class SimulatedClient:
     """The twin of ``mqmesh.transport.zmq.client.CommandClient``; the same rules hold.
 
     Args:
-        network: Where.
-        loop: Of the process.
-        endpoint: Of the server.
-        on_command: Called with commands that the server sends by itself.
+        network: The simulated network.
+        loop: Loop of the process.
+        endpoint: Endpoint of the server.
+        on_command: Called with commands that the server sends without a request.
         on_connection: Called when the connection is made (True) and broken (False).
         ring: Keys; None to speak plainly.
 
@@ -76,7 +76,7 @@ class SimulatedClient:
         """Sends a request; its outcome comes to ``on_done``, never before this returns.
 
         Raises:
-            ClientClosed, QueueFull, LocalProtocolError: As there.
+            ClientClosed, QueueFull, LocalProtocolError: As ``CommandClient.request``.
         """
         self._table.request(code, on_done, parts, header, timeout_ms)
         if self._refused is not None:
@@ -86,7 +86,7 @@ class SimulatedClient:
         """Sends a request that gets no answer; it may be lost.
 
         Raises:
-            ClientClosed, QueueFull, LocalProtocolError: As there.
+            ClientClosed, QueueFull, LocalProtocolError: As ``CommandClient.oneway``.
         """
         self._table.oneway(code, parts, header)
 
@@ -147,7 +147,7 @@ class SimulatedHintPublisher:
         """Listens on an endpoint; returns it with the real port.
 
         Raises:
-            OSError: It is taken.
+            OSError: The endpoint is in use.
         """
         return self._network.bind(endpoint, self)
 
@@ -239,7 +239,7 @@ class SimulatedChannel:
     def request(
         self, code: int, *parts: bytes | memoryview, header: bytes = b"", timeout_ms: int
     ) -> Command:
-        """Sends a request and waits for its response; errors as there."""
+        """Sends a request and waits for its response; errors as ``BlockingChannel.request``."""
         self._check_open()
         end_ms = self._node.simulation.now_ms + timeout_ms
         self._node.wait_until(
@@ -263,7 +263,7 @@ class SimulatedChannel:
     def post(
         self, code: int, *parts: bytes | memoryview, header: bytes = b"", timeout_ms: int
     ) -> bool:
-        """Sends a request whose response ``take`` returns; arguments and errors as there."""
+        """Sends a request whose response ``take`` returns; arguments and errors as ``request``."""
         if not self.is_connected():
             raise EndpointUnreachable(f"no connection to {self.endpoint} in time")
         self._opaque += 1
@@ -287,11 +287,11 @@ class SimulatedChannel:
         return None
 
     def fileno(self) -> int:
-        """Return that there is no descriptor."""
+        """Return -1: there is no descriptor."""
         return -1
 
     def watch(self, callback: Callable[[], None]) -> None:
-        """Calls back once when ``take`` may find something."""
+        """Calls back once when ``take`` may find a response."""
         self._callback = callback
         if self._is_over:
             self._call_back()
@@ -333,5 +333,5 @@ class SimulatedChannel:
     def _take(self, frame: bytes) -> None:
         command = decode_frame(memoryview(frame))
         if command.is_response:
-            self._answers = {command.opaque: command}  # what came late is nobody's
+            self._answers = {command.opaque: command}  # drops late answers to earlier requests
             self._call_back()

@@ -1,4 +1,4 @@
-"""The event loop's twin: turned by the simulation, as many times as there is something to do."""
+"""The event loop's twin: turned by the simulation whenever it has work."""
 
 import heapq
 import itertools
@@ -13,7 +13,7 @@ from mqmesh.transport.simulated.node import SimulatedNode
 from mqmesh.transport.simulated.simulation import Event
 
 MOST_TURNS_A_MS: Final = 64
-"""A loop that turns more often lets time pass, as each turn of a real one does."""
+"""Turns in a ms beyond which the loop lets time pass, as each turn of a real one does."""
 NEVER_MS: Final = 1 << 62
 
 _log = logging.getLogger(__name__)
@@ -23,10 +23,10 @@ class SimulatedLoop:
     """The twin of ``mqmesh.transport.zmq.loop.EventLoop``; the same rules hold.
 
     Args:
-        node: The process whose loop it is.
+        node: The process of the loop.
 
     Attributes:
-        clock: Of the node.
+        clock: Clock of the node.
         callback_failures: Exceptions in callbacks so far; each is a bug.
         longest_turn_ns: 0; turns take no time here.
         turn_count: Turns so far; an idle process takes few.
@@ -79,11 +79,11 @@ class SimulatedLoop:
         self._plan_turn(self.node.simulation.now_ms)
 
     def wake(self) -> None:
-        """Has the loop turn."""
+        """Makes the loop turn."""
         self._plan_turn(self.node.simulation.now_ms)
 
     def has_news(self) -> bool:
-        """Return True when a turn would find something."""
+        """Return True when a turn would find work."""
         return bool(self._inbox or self._calls)
 
     def stop(self) -> None:
@@ -108,7 +108,7 @@ class SimulatedLoop:
 
     @property
     def in_loop_thread(self) -> bool:
-        """True in callbacks, and in whatever they call."""
+        """True in callbacks, and in all functions that they call."""
         return self._turning
 
     def run(self) -> None:
@@ -125,7 +125,7 @@ class SimulatedLoop:
         self.node.wait_until(lambda: self.turn_count != turns, wait_ms)
 
     def close(self) -> None:
-        """Ends the loop; nothing of it is called any more."""
+        """Ends the loop; no callback follows."""
         self._stopping = True
         self._inbox.clear()
         self._calls.clear()
@@ -133,8 +133,8 @@ class SimulatedLoop:
 
     # ---- Turns -------------------------------------------------------------------------
 
-    # Two events at most are planned: a turn now, and one for the first timer. So what comes
-    # meanwhile does not have the timer planned anew.
+    # At most two events are planned: a turn now, and one for the first timer. So events that
+    # arrive meanwhile need not plan the timer anew.
 
     def _plan_turn(self, due_ms: int) -> None:
         if not self._soon:
@@ -206,7 +206,7 @@ class SimulatedLoop:
         return timers[0][0] if timers else NEVER_MS
 
     def _run_timers(self, now_ms: int) -> None:
-        # Those that callbacks plan now have their turn next time.
+        # Timers that callbacks plan now run in the next turn.
         last = next(self._order)
         while self._timers and self._timers[0][:2] <= (now_ms, last):
             timer = heapq.heappop(self._timers)[2]

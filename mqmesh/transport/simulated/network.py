@@ -1,11 +1,11 @@
 """The network between simulated nodes: connections that delay, break, and may be cut one way.
 
-A connection is two pipes, each of which keeps its order; nothing is promised between pipes. A cut
-holds what is sent in one direction. After ``HEARTBEAT_TIMEOUT_MS`` each end that gets nothing
-gives the connection up by itself, and not at the same time: so a server may take a client for
-present that has long come back by another connection.
+A connection is two pipes, each of which keeps its order; there is no order between pipes. A cut
+holds frames of one direction. After ``HEARTBEAT_TIMEOUT_MS`` without a frame each end gives the
+connection up by itself, and not at the same time: so a server may count a client as present that
+has long come back by another connection.
 
-Keys are names here: a claim to have a key is believed. The guard is asked as with CURVE.
+Keys are names here: a client has the key that it names. The guard decides as with CURVE.
 """
 
 from collections import deque
@@ -24,17 +24,17 @@ HEARTBEAT_MS: Final = 400
 HEARTBEAT_TIMEOUT_MS: Final = 1_200
 RECONNECT_MS: Final = 100
 MOST_ON_THE_WAY: Final = 200_000
-"""Frames in one pipe."""
+"""Limit of the frames in one pipe."""
 
 Deliver = Callable[..., None]
-"""Has something called, with its arguments, in a node's loop or as a step of the node."""
+"""Calls a function, with its arguments, in a node's loop or as a step of the node."""
 
 
 class NetworkConditions:
     """Latency of frames.
 
     Attributes:
-        least_ms, most_ms: Usual latency.
+        least_ms, most_ms: Bounds of the usual latency.
         gust_every: One frame of so many takes up to ``gust_ms``; 0 for none.
     """
 
@@ -49,7 +49,7 @@ class Listener(Protocol):
     """Server that is bound to an endpoint.
 
     Attributes:
-        node: Its process.
+        node: Process of the server.
         own: Keys that it proves; None to speak plainly.
         guard: Decides who may connect.
     """
@@ -63,14 +63,14 @@ class Listener(Protocol):
 
 
 class Network:
-    """All endpoints, connections, and what is cut.
+    """All endpoints, connections, and cuts.
 
     Args:
         simulation: The simulation, for time and chance.
 
     Attributes:
-        weather: How long frames take now.
-        connections: Those that stand, at least for one end.
+        weather: Present latency of frames.
+        connections: Connections that exist, at least for one end.
     """
 
     def __init__(self, simulation: Simulation) -> None:
@@ -98,7 +98,7 @@ class Network:
         return endpoint
 
     def unbind(self, listener: Listener) -> None:
-        """Listens no more; connections stay until they are closed."""
+        """Stops listening; connections stay until they are closed."""
         for endpoint in [key for key, one in self._bound.items() if one is listener]:
             del self._bound[endpoint]
 
@@ -119,20 +119,20 @@ class Network:
         return not self._cut or (source.name, target.name) not in self._cut
 
     def cut(self, source: SimulatedNode, target: SimulatedNode) -> None:
-        """Let nothing pass from one node to another until ``heal``."""
+        """Hold all frames from one node to another until ``heal``."""
         self._cut.add((source.name, target.name))
         for connection in list(self.connections):
             if connection.joins(source, target):
                 connection.doubt()
 
     def heal(self) -> None:
-        """Let everything pass again."""
+        """Let all frames pass again."""
         self._cut.clear()
         for connection in list(self.connections):
             connection.flow()
 
     def stall(self, node: SimulatedNode) -> None:
-        """Doubt the connections of a node that stands still: its peers get nothing."""
+        """Doubt the connections of a node that stands still: its peers receive no frames."""
         for connection in list(self.connections):
             if node in (connection.client, connection.server):
                 connection.doubt()
@@ -149,13 +149,13 @@ class Pipe:
     """One direction of a connection.
 
     Args:
-        network: Where.
+        network: The simulated network.
         source: The sender.
         target: The receiver.
 
     Attributes:
         source: See above.
-        closed: Nothing passes any more.
+        closed: True when no more frames pass.
     """
 
     def __init__(self, network: Network, source: SimulatedNode, target: SimulatedNode) -> None:
@@ -179,7 +179,7 @@ class Pipe:
             self.flow()
 
     def flow(self) -> None:
-        """Lets go on what waits, if it may."""
+        """Delivers waiting frames, unless the way is cut."""
         if self._planned or not self._frames or self.closed:
             return
         if not self._network.is_open(self.source, self._target):
@@ -199,7 +199,7 @@ class Pipe:
             self.flow()
 
     def close(self) -> None:
-        """Ends it; what is on the way is lost."""
+        """Ends the pipe; frames on the way are lost."""
         self.closed = True
         self._frames.clear()
 
@@ -208,7 +208,7 @@ class SimulatedConnection:
     """One connection, from a client's to a server's end.
 
     Args:
-        network: Where.
+        network: The simulated network.
         client, server: The nodes.
         on_client_lost: Called when the client's end is gone, unless the client closed it.
         key: Public key of the client, "" without security.
@@ -216,7 +216,7 @@ class SimulatedConnection:
     Attributes:
         key: As given.
         on_server_lost: Called when the server's end is gone; set by the listener.
-        take_request, take_answer: What to do with a frame that arrives; set by the ends.
+        take_request, take_answer: Handlers of arriving frames; set by the ends.
     """
 
     def __init__(
@@ -259,7 +259,7 @@ class SimulatedConnection:
         self._back.flow()
 
     def close_client(self) -> None:
-        """Closes the client's end; the server is notified behind what was sent before."""
+        """Closes the client's end; the server is notified behind the frames sent before."""
         if self._client_open:
             self._client_open = False
             self._back.close()
@@ -267,7 +267,7 @@ class SimulatedConnection:
             self._forget()
 
     def close_server(self) -> None:
-        """Closes the server's end; the client is notified behind what was sent before."""
+        """Closes the server's end; the client is notified behind the frames sent before."""
         if self._server_open:
             self._server_open = False
             self._there.close()
@@ -281,7 +281,7 @@ class SimulatedConnection:
             pipe.send(lose)
 
     def doubt(self) -> None:
-        """Let each end give the connection up in its own time, if it gets nothing by then."""
+        """Let each end give the connection up in its own time, unless a frame arrives by then."""
         chance = self._network.simulation.random
         for lose in (self._lose_client, self._lose_server):
             wait_ms = HEARTBEAT_TIMEOUT_MS + chance.randrange(2 * HEARTBEAT_MS)
@@ -317,17 +317,17 @@ class SimulatedConnection:
 
 
 class SimulatedLine:
-    """A client's way to an endpoint: connects, and again after each break.
+    """A client's line to an endpoint: connects, and connects again after each break.
 
     Args:
-        network: Where.
-        node: The client's.
-        endpoint: Of the server.
+        network: The simulated network.
+        node: Node of the client.
+        endpoint: Endpoint of the server.
         deliver: Takes events and frames of the connection, called in the client's loop.
         on_frame: Called with each frame.
-        on_up: Called when it stands.
-        on_down: Called when it broke, or could not be made; with True if it had stood, and with
-            the reason why one of both does not trust the other, which is tried again later.
+        on_up: Called when the connection is made.
+        on_down: Called when the connection broke, or could not be made; with True if it had been
+            made, and with the reason if one end does not trust the other. A later attempt follows.
         ring: Keys; None to speak plainly.
     """
 
@@ -356,12 +356,12 @@ class SimulatedLine:
         network.simulation.after(network.latency_ms(), self._connect)
 
     def send(self, frame: bytes) -> None:
-        """Sends a frame by the connection that stands; nothing if there is none."""
+        """Sends a frame by the connection; drops it if there is none."""
         if self._connection is not None:
             self._connection.ask(frame)
 
     def close(self) -> None:
-        """Closes it, behind what was sent."""
+        """Closes the line, behind the frames sent before."""
         self._closed = True
         if self._connection is not None:
             self._connection.close_client()
@@ -381,7 +381,7 @@ class SimulatedLine:
             or not network.is_open(node, server)
             or not network.is_open(server, node)
         ):
-            self._failed(notify=False)  # nobody answers, which a client notices by its own patience
+            self._failed(notify=False)  # no end answers, and the client only notices by a timeout
         elif (refused := _distrust(self._ring, listener, self._endpoint)) is not None:
             self._call_soon(lambda: self._on_down(False, refused))
             network.simulation.after(TRY_AGAIN_MS, self._connect)
@@ -445,7 +445,7 @@ def _distrust(
 
 
 def _nothing() -> None:
-    """Do nothing: the server's end is not there yet."""
+    """Do nothing: the server's end does not exist yet."""
 
 
 def _ignore(frame: bytes) -> None:

@@ -1,4 +1,4 @@
-"""One simulated process: its clocks, whether it lives, and what dies with it."""
+"""One simulated process: its clocks, its state, and the objects that die with it."""
 
 import random
 import threading
@@ -12,18 +12,18 @@ from mqmesh.transport.simulated.simulation import START_WALL_MS, Event, Simulati
 from mqmesh.units import TimestampMs
 
 LONGEST_WAIT_MS: Final = 600_000
-"""Nobody waits longer without a limit of their own: it would be for ever."""
+"""Limit of a wait that has none of its own: it would last for ever."""
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
 class NodeKilled(BaseException):
-    """The process whose code was waiting is gone; nothing of it runs any more."""
+    """Raised in the waiting code of a killed process; nothing of the process runs any more."""
 
 
 class SimulatedClock:
-    """The clocks of one node: the simulation's monotonic one, and a wall clock that is its own.
+    """The clocks of one node: the simulation's monotonic one, and a wall clock of its own.
 
     Args:
         simulation: The simulation, which has the time.
@@ -62,15 +62,15 @@ class SimulatedNode:
     """A process of the simulation.
 
     Args:
-        simulation: Where.
-        name: For logs and faults.
+        simulation: The simulation.
+        name: Name for logs and faults.
 
     Attributes:
-        clock: Of the process.
+        clock: Clocks of the process.
         alive: False once it was killed; nothing of it happens from then on.
         paused: It stands still, as by SIGSTOP.
-        random: Chance, for what a process draws itself.
-        on_death: Called when it is killed, by the network for one.
+        random: Source of chance for the process itself.
+        on_death: Functions called when it is killed, such as one of the network.
     """
 
     def __init__(self, simulation: Simulation, name: str) -> None:
@@ -84,14 +84,14 @@ class SimulatedNode:
         self._late: list[Callable[[], None]] = []
 
     def after(self, delay_ms: int, callback: Callable[[], None]) -> Event:
-        """Calls later, unless the node is dead by then; once it goes on, if it is paused."""
+        """Calls later, unless the node is dead by then; a paused node calls when it resumes."""
         return self.simulation.after(delay_ms, partial(self.call, callback))
 
     def wait_until(self, is_done: Callable[[], bool], timeout_ms: int) -> bool:
         """Waits as a thread of the process would: the simulation goes on meanwhile.
 
         Returns:
-            Whether it is so, or the time is over.
+            True if the condition is met, False if the time is over.
 
         Raises:
             NodeKilled: The process was killed meanwhile.
@@ -102,7 +102,7 @@ class SimulatedNode:
         return is_done()
 
     def kill(self) -> None:
-        """Ends it at once, as kill -9 does."""
+        """Ends the process at once, as kill -9 does."""
         self.alive = False
         self._late.clear()
         callbacks, self.on_death = self.on_death, []
@@ -110,24 +110,24 @@ class SimulatedNode:
             callback()
 
     def pause(self) -> None:
-        """Stop the node until ``resume``; what is due meanwhile comes late."""
+        """Stop the node until ``resume``; events that are due meanwhile come late."""
         self.paused = True
 
     def resume(self) -> None:
-        """Goes on."""
+        """Lets the node go on."""
         self.paused = False
         late, self._late = self._late, []
         for callback in late:
             self.after(0, callback)
 
     def call(self, callback: Callable[[], None]) -> None:
-        """Calls now, unless the node is dead; once it goes on, if it is paused."""
+        """Calls now, unless the node is dead; a paused node calls when it resumes."""
         if not self.alive:
             return
         if self.paused:
             self._late.append(callback)
             return
-        # What waits in the middle of its own process' death never goes on; all others do.
+        # A wait in the middle of its own process' death never goes on; all others do.
         with suppress(NodeKilled):
             callback()
 
@@ -157,11 +157,11 @@ class SimulatedEvent:
 
 
 class SimulatedCondition:
-    """The twin of ``threading.Condition``; there is one thread, so a lock of its own is nobody's.
+    """The twin of ``threading.Condition``; there is one thread, so its own lock does nothing.
 
     Args:
         node: The node that waits.
-        lock: Shared with others, which may take it during a wait.
+        lock: Lock shared with other code, which may take it during a wait.
     """
 
     def __init__(self, node: SimulatedNode, lock: "threading.Lock | None" = None) -> None:
@@ -185,12 +185,12 @@ class SimulatedCondition:
         self._notes += 1
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits for a notice, ``timeout`` seconds at most."""
+        """Waits for a notification, ``timeout`` seconds at most."""
         before = self._notes
         return self.wait_for(lambda: self._notes != before, timeout)
 
     def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
-        """Waits until something is so, ``timeout`` seconds at most."""
+        """Waits until the predicate is true, ``timeout`` seconds at most."""
         if self._lock is None:
             return self._node.wait_until(predicate, _in_ms(timeout))
         self._lock.release()
@@ -201,7 +201,7 @@ class SimulatedCondition:
 
 
 class SimulatedFuture(Future[_T]):
-    """Outcome of work aside; a thread that waits for it runs the simulation."""
+    """Outcome of work in a helper thread; a thread that waits for it runs the simulation."""
 
     def __init__(self, node: SimulatedNode) -> None:
         super().__init__()
@@ -219,11 +219,11 @@ class SimulatedFuture(Future[_T]):
 
 
 class SimulatedExecutor(Executor):
-    """One helper thread of a process: its work is done in order, each piece a little later.
+    """One helper thread of a process: its tasks are done in order, each a little later.
 
     Args:
-        node: Its node; work that was not begun when the node is killed is never done.
-        slowest_ms: A piece of work takes 1 to so many ms.
+        node: Node of the thread; tasks that were not begun when it is killed are never done.
+        slowest_ms: Longest time of a task, which takes 1 ms at least.
     """
 
     def __init__(self, node: SimulatedNode, slowest_ms: int = 5) -> None:
@@ -235,7 +235,7 @@ class SimulatedExecutor(Executor):
     def submit(
         self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs
     ) -> SimulatedFuture[_T]:
-        """Has something done later."""
+        """Queues a task."""
         future: SimulatedFuture[_T] = SimulatedFuture(self._node)
 
         def work() -> None:
@@ -254,7 +254,7 @@ class SimulatedExecutor(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Waits until all is done."""
+        """Waits until all tasks are done."""
         if wait:
             self._node.wait_until(lambda: self._open == 0, LONGEST_WAIT_MS)
 

@@ -86,18 +86,18 @@ class SimulatedServer:
     """The twin of ``mqmesh.transport.zmq.server.CommandServer``; the same rules hold.
 
     Args:
-        network: Where.
-        loop: Of the process.
+        network: The simulated network.
+        loop: Loop of the process.
         handlers: Handler by request code.
-        on_disconnect: Called with a peer that sent something and is gone.
-        own: Keys that it proves; None to speak plainly, with everybody.
+        on_disconnect: Called with a peer that sent a frame and is gone.
+        own: Keys that it proves; None to speak plainly, with every client.
         guard: Decides who may connect; given together with ``own``.
 
     Attributes:
         node: The process.
         own, guard: As given.
         malformed_frames, hung_up, silent, requests, dropped_replies, held_bytes, refusals,
-            readable_ms, drained_ms, tick_ms: As there.
+            readable_ms, drained_ms, tick_ms: As in ``CommandServer``.
     """
 
     def __init__(
@@ -128,14 +128,14 @@ class SimulatedServer:
 
     @property
     def peer_count(self) -> int:
-        """Connections that sent something and are still there."""
+        """Connections that sent a frame and still exist."""
         return len(self._peers)
 
     def bind(self, endpoint: str) -> str:
         """Listens on an endpoint; returns it with the real port.
 
         Raises:
-            OSError: It is taken.
+            OSError: The endpoint is in use.
         """
         return self._network.bind(endpoint, self)
 
@@ -153,7 +153,7 @@ class SimulatedServer:
                 self._loop.deliver(self._lost, connection)
 
     def tick(self, now_ms: int) -> None:
-        """Do nothing: simulated connections look after themselves."""
+        """Do nothing: simulated connections need no maintenance."""
 
     def note_refusal(self, code: int, remark: str) -> None:
         """Counts a refusal, and logs it."""

@@ -1,11 +1,11 @@
 """Simulated time: one clock, one source of chance and one queue of events for all nodes.
 
-Everything happens in the thread that calls ``run`` or ``run_until``. What is due in the same
-millisecond happens in an order that the seed decides, so that one seed is one course of events and
-another seed another one.
+Everything happens in the thread that calls ``run`` or ``run_until``. The seed decides the order of
+events that are due in the same millisecond, so that one seed is one course of events and another
+seed another one.
 
-A call that has to wait, ``BlockingChannel.request`` for one, runs the simulation itself until its
-answer is there. So such calls nest: the one that began last ends first.
+A call that has to wait, such as ``BlockingChannel.request``, runs the simulation itself until its
+answer has arrived. So such calls nest: the one that began last ends first.
 """
 
 import heapq
@@ -19,7 +19,7 @@ MAX_EVENTS_WAITING: Final = 1_000_000
 
 
 class Event:
-    """Something that will happen; ``cancel`` it if it shall not."""
+    """A planned call; ``cancel`` it if it is not wanted any more."""
 
     __slots__ = ("callback", "cancelled")
 
@@ -33,10 +33,10 @@ class Event:
 
 
 class Simulation:
-    """Time, chance and what is to happen.
+    """Time, chance and the planned events.
 
     Args:
-        seed: Decides everything that is left to chance.
+        seed: Seed of all chance.
 
     Attributes:
         now_ms: Simulated milliseconds; the monotonic clock of all nodes.
@@ -53,7 +53,7 @@ class Simulation:
         self._order = 0
 
     def at(self, due_ms: int, callback: Callable[[], None]) -> Event:
-        """Calls once at a time; at once, but after what runs now, if it has passed."""
+        """Calls once at a time; if it has passed, at once, but after the present event."""
         assert len(self._events) < MAX_EVENTS_WAITING, "more events wait than a simulation may have"
         event = Event(callback)
         self._order += 1
@@ -75,14 +75,14 @@ class Simulation:
         self.run_until(_never, duration_ms)
 
     def run_until(self, is_done: Callable[[], bool], limit_ms: int) -> bool:
-        """Lets time pass until something is so.
+        """Lets time pass until a condition is met.
 
         Args:
-            is_done: Asked after each event.
-            limit_ms: How long at most.
+            is_done: Condition, called after each event.
+            limit_ms: Longest time to wait, ms.
 
         Returns:
-            Whether it is so.
+            True if the condition is met.
         """
         end_ms = self.now_ms + limit_ms
         events = self._events

@@ -1,4 +1,4 @@
-"""Plain streams between simulated nodes: bytes that come in other pieces than they were written."""
+"""Plain streams between simulated nodes: bytes arrive in other pieces than they were written."""
 
 from collections.abc import Callable
 from functools import partial
@@ -11,23 +11,23 @@ from mqmesh.transport.simulated.loop import SimulatedLoop
 from mqmesh.transport.simulated.network import Network, SimulatedConnection
 
 WHOLE_BYTES: Final = 64
-"""Shorter pieces arrive whole, most of the time."""
+"""Limit below which pieces arrive whole, most of the time."""
 
 
 class SimulatedStream:
     """The twin of ``mqmesh.transport.zmq.streams.Stream``, one end of a connection.
 
     Args:
-        network: Where.
-        loop: Of the process that has this end.
-        peer: The other end.
+        network: The simulated network.
+        loop: Loop of the process that has this end.
+        peer: Address of the other end.
         send: Sends a piece of bytes.
         close: Closes this end.
 
     Attributes:
         peer: See above.
         waiting_bytes: 0: the network takes everything.
-        is_closed: Nothing more is written or comes.
+        is_closed: True when no more bytes are written or arrive.
     """
 
     def __init__(
@@ -50,12 +50,12 @@ class SimulatedStream:
         self.is_closed = False
 
     def start(self, handler: StreamHandler) -> None:
-        """Give what comes to this handler."""
+        """Give arriving bytes to this handler."""
         self._handler = handler
         self._loop.deliver(self._give)
 
     def write(self, *parts: bytes | memoryview) -> None:
-        """Write bytes, which arrive cut at places of chance."""
+        """Write bytes, which arrive cut at random positions."""
         data = b"".join(parts)
         while data and not self.is_closed:
             below = self._network.simulation.below
@@ -64,16 +64,16 @@ class SimulatedStream:
             data = data[size:]
 
     def pause(self) -> None:
-        """Keep what comes until ``resume``."""
+        """Keep arriving bytes until ``resume``."""
         self._paused = True
 
     def resume(self) -> None:
-        """Give what came meanwhile."""
+        """Give the bytes that arrived meanwhile."""
         self._paused = False
         self._loop.deliver(self._give)
 
     def close(self) -> None:
-        """End the connection; what was written arrives before."""
+        """End the connection; written bytes arrive before the end."""
         if not self.is_closed:
             self.is_closed = True
             self._close()
@@ -99,13 +99,13 @@ class SimulatedStreamListener:
     """The twin of ``mqmesh.transport.zmq.streams.StreamListener``.
 
     Args:
-        network: Where.
-        loop: Of the process that listens.
+        network: The simulated network.
+        loop: Loop of the process that listens.
         accept: Called with each stream, which it starts or closes.
 
     Attributes:
         node: The process.
-        own, guard: None: keys are no matter of streams.
+        own, guard: None: streams have no keys.
     """
 
     own: Credentials | None = None
@@ -123,7 +123,7 @@ class SimulatedStreamListener:
         """Listens on an endpoint, alone.
 
         Raises:
-            OSError: It has a listener.
+            OSError: The endpoint has a listener.
         """
         return self._network.bind(endpoint, self)
 
@@ -150,15 +150,15 @@ def dial(network: Network, loop: SimulatedLoop, endpoint: str) -> SimulatedStrea
     """Connect to a listener of streams, as a foreign client would.
 
     Args:
-        network: Where.
-        loop: Of the client's process.
-        endpoint: Where it listens.
+        network: The simulated network.
+        loop: Loop of the client's process.
+        endpoint: Endpoint of the listener.
 
     Returns:
         The client's end.
 
     Raises:
-        ConnectionRefusedError: Nobody listens there.
+        ConnectionRefusedError: The endpoint has no listener.
     """
     listener = network.listener(endpoint)
     if listener is None or not listener.node.alive:

@@ -40,10 +40,10 @@ class SimulatedTransport:
     """The twin of ``mqmesh.transport.zmq.transport.ZmqTransport``.
 
     Args:
-        network: Where.
+        network: The simulated network.
         node: The process; it may have several transports, each with a loop of its own.
-        ring: The own keys, and those that servers must prove; None to speak plainly.
-        guard: Decides who may connect; None for everybody, and where there are no servers.
+        ring: Keys of the process, and those that servers must prove; None to speak plainly.
+        guard: Decides who may connect; None admits every client, or there are no servers.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class SimulatedTransport:
 
     @property
     def random(self) -> random.Random:
-        """The node's own, from the seed."""
+        """The node's source of chance, from the seed."""
         return self.node.random
 
     def connect(
@@ -143,11 +143,11 @@ class SimulatedTransport:
         return SimulatedExecutor(self.node)
 
     def flag(self) -> SimulatedEvent:
-        """Make a flag that is waited for."""
+        """Make a flag that threads wait for."""
         return SimulatedEvent(self.node)
 
     def condition(self, lock: "threading.Lock | None" = None) -> SimulatedCondition:
-        """Make a way to wait for a change."""
+        """Make a condition variable."""
         return SimulatedCondition(self.node, lock)
 
     def pause(self, duration_s: float) -> None:
@@ -158,7 +158,7 @@ class SimulatedTransport:
         """Do nothing: waits cost nothing here."""
 
     def run_loop(self, target: Callable[[], None], name: str) -> "SimulatedThread":
-        """Has the simulation turn the loop."""
+        """Makes the simulation turn the loop."""
         return SimulatedThread(self.loop, target)
 
     def close(self) -> None:
@@ -169,7 +169,7 @@ class SimulatedTransport:
 
 
 class SimulatedThread:
-    """Stands for the thread that runs a loop: what it does last is done when the loop stops."""
+    """The twin of the thread that runs a loop: its clean-up is done when the loop stops."""
 
     def __init__(self, loop: SimulatedLoop, target: Callable[[], None]) -> None:
         self._loop = loop
@@ -178,7 +178,7 @@ class SimulatedThread:
         loop.on_stop(self._end)
 
     def join(self, timeout: float | None = None) -> None:
-        """Waits for its end, ``timeout`` seconds at most."""
+        """Waits for the thread's end, ``timeout`` seconds at most."""
         timeout_ms = LONGEST_WAIT_MS if timeout is None else int(timeout * 1_000)
         self._loop.node.wait_until(lambda: self._ended, timeout_ms)
 
