@@ -1,1 +1,1 @@
-"""The real transport: ZeroMQ sockets, the machine's clocks and threads. Only here is zmq."""
+"""The real transport: ZeroMQ sockets, the machine's clocks and threads. Only it imports zmq."""

@@ -1,4 +1,4 @@
-"""Waiting awake for what will come in a moment, where measurements say that it pays."""
+"""Waiting awake for an answer that comes in a moment, if measurements show that it pays."""
 
 import os
 import time
@@ -6,38 +6,38 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 TRIAL_EVERY: Final = 32
-"""One wait in so many is spent the other way, to see whether it has become the better one."""
+"""One wait in so many is spent the other way, to see if that has become the better one."""
 TRIALS_FIRST: Final = 4
 """Waits of either way before the first choice."""
 WORTH: Final = 0.8
-"""Awake must take less than this share of what a sleep takes: it costs a processor's time."""
+"""Limit of a wait awake, as a share of a sleep's time: it costs a processor's time."""
 LONG_WAITS: Final = 4
-"""Limit of a wait's weight, in windows: the length of a peer's silence says nothing."""
+"""Limit of a wait's weight, in windows: a long silence of a peer says nothing about the way."""
 
 _SHARE: Final = 1 / 8
 
 
 class Poller(Protocol):
-    """Asks the kernel; ``select.epoll`` makes one."""
+    """Interface to the kernel's poll; ``select.epoll`` makes one."""
 
     def poll(self, timeout: float | None = None, /) -> list[tuple[int, int]]:
-        """Return what is ready within ``timeout`` seconds; 0 looks and does not wait."""
+        """Return the ready descriptors, within ``timeout`` seconds; 0 does not wait."""
 
 
 class BusyPoll:
-    """Waits for descriptors, awake for a moment first where that makes waits shorter.
+    """Waits for descriptors, awake for a moment first if that makes waits shorter.
 
     A processor that fell asleep takes about as long to wake up as a broker needs for a small
-    request, on virtual machines above all. So where one request follows the other, as from a
+    request, on virtual machines above all. So if one request follows the other, as from a
     program that sends synchronously, each of them is a third quicker if both sides stay awake
-    meanwhile. Where no processor is idle it is the other way round: a thread that looks again and
-    again keeps away what it waits for. So both ways are tried now and then, and the one is taken
-    whose waits were shorter. After each look in vain, other threads of the process and of the
-    processor go first.
+    meanwhile. Without an idle processor the opposite is true: a thread that polls again and
+    again keeps the awaited work from running. So both ways are tried now and then, and the one
+    with the shorter waits is chosen. After each poll in vain, other threads of the process and of
+    the processor go first.
 
     Args:
-        window_us: How long to wait awake at most, in microseconds; 0 for never.
-        processors: Of this process. With a single one it is never done.
+        window_us: Longest time to wait awake, in microseconds; 0 for never.
+        processors: Number of processors of this process. With one it never waits awake.
         clock_ns: Nanoseconds of a clock that does not go back.
     """
 
@@ -60,8 +60,8 @@ class BusyPoll:
         """Wait, busily or asleep, and return the poller's events.
 
         Args:
-            poller: Is asked.
-            timeout_s: How long to wait at most, in seconds.
+            poller: The poller.
+            timeout_s: Longest time to wait, in seconds.
         """
         if not self._window_ns:
             return poller.poll(timeout_s)

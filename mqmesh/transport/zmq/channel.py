@@ -1,4 +1,4 @@
-"""Asks one server from the caller's own thread: the shortest way of a single request."""
+"""Requests to one server from the caller's own thread: the shortest way of a single request."""
 
 import select
 import time
@@ -19,7 +19,7 @@ from mqmesh.transport.zmq.descriptors import descriptors_for
 from mqmesh.transport.zmq.handshakes import HandshakeWatch
 
 SLICE_MS: Final = 50
-"""Duration of a wait before the connection is looked at again."""
+"""Duration of a wait before the connection is checked again."""
 _SLICE_S: Final = SLICE_MS / 1_000
 
 _EVENTS: Final = int(zmq.EVENTS)
@@ -29,11 +29,11 @@ _SUCCESS: Final = int(ResponseCode.SUCCESS)
 
 
 class WaitingChannel(ABC):
-    """Part that channels with and without keys have in common: a request waits for its answer.
+    """Base of the channels with and without keys: a request waits for its answer.
 
     Args:
         endpoint: ``tcp://host:port`` or ``ipc://path``.
-        busy_poll: How to wait for answers; None to sleep at once.
+        busy_poll: Way to wait for answers; None to sleep at once.
     """
 
     _poll: select.epoll
@@ -55,7 +55,7 @@ class WaitingChannel(ABC):
             code: Request code.
             parts: Body, in pieces.
             header: Encoded header.
-            timeout_ms: For the connection, if there is none yet, and the answer together.
+            timeout_ms: Time for the connection, if there is none yet, and the answer together.
 
         Raises:
             RequestTimeout: No answer in time; the outcome is unknown.
@@ -81,7 +81,7 @@ class WaitingChannel(ABC):
         """Sends a request whose response ``take`` returns; arguments and errors as of ``request``.
 
         Returns:
-            True when ``take`` may find something already, which ``fileno`` may not show any more.
+            True when ``take`` may find a response already, which ``fileno`` may not show any more.
         """
 
     @abstractmethod
@@ -90,10 +90,10 @@ class WaitingChannel(ABC):
 
     @abstractmethod
     def _has_come(self) -> bool:
-        """Return True when ``take`` may find something that ``fileno`` may not show."""
+        """Return True when ``take`` may find a response that ``fileno`` may not show."""
 
     def fileno(self) -> int:
-        """Return the descriptor that is readable when ``take`` may find something."""
+        """Return the descriptor that is readable when ``take`` may find a response."""
         return self._poll.fileno()
 
     def cancel(self) -> None:
@@ -114,7 +114,7 @@ class BlockingChannel(WaitingChannel):
     Args:
         context: ZeroMQ context of the client.
         endpoint: ``tcp://host:port`` or ``ipc://path``.
-        busy_poll: How to wait for answers; None to sleep at once.
+        busy_poll: Way to wait for answers; None to sleep at once.
         ring: Keys; None to speak plainly.
     """
 
@@ -153,7 +153,7 @@ class BlockingChannel(WaitingChannel):
             self._socket.send(frame, _NOBLOCK)
         except zmq.Again:
             self._send(frame, self._deadline)
-        # The descriptor signals changes only; what is there already must be asked for.
+        # The descriptor signals changes only; a response that has arrived must be read without it.
         return self._has_come()
 
     def is_connected(self) -> bool:

@@ -1,4 +1,4 @@
-"""Asks one server: many requests in flight, each with a deadline and one outcome."""
+"""Requests to one server: many in flight, each with a deadline and one outcome."""
 
 import logging
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from mqmesh.transport.zmq.loop import EventLoop
 FRAMES_PER_TICK: Final = 256
 FORSAKEN_MS: Final = 1_000
 """A connection that broke and is not tried again in that time never will be by ZeroMQ: the server
-broke its protocol, with a frame that is too large, say."""
+broke its protocol, with a frame that is too large, for example."""
 
 _NOBLOCK: Final = int(zmq.NOBLOCK)
 _IN: Final = int(zmq.POLLIN)
@@ -30,16 +30,16 @@ _log = logging.getLogger(__name__)
 class CommandClient:
     """One connection to one server, used in the loop's thread.
 
-    Every request ends exactly once: with its successful response, or with an error. While
-    there is no connection, requests wait for it until their deadlines; ask ``unreachable``
-    first where another server would do. If the server does not trust the client, or the other way
-    round, requests end with ``AuthenticationFailed`` at once; it is tried again each 5 s.
+    Every request ends exactly once: with its successful response, or with an error. Without a
+    connection, requests wait for one until their deadlines; check ``unreachable`` first if another
+    server would do. If the server does not trust the client, or the other way round, requests end
+    with ``AuthenticationFailed`` at once; the connection is tried again each 5 s.
 
     Args:
         context: ZeroMQ context of the process.
-        loop: Its event loop.
+        loop: Event loop of the process.
         endpoint: ``tcp://host:port`` or ``ipc://path``.
-        on_command: Called with commands that the server sends by itself.
+        on_command: Called with commands that the server sends without a request.
         on_connection: Called when the connection is made (True) and broken (False).
         ring: Keys; None to speak plainly.
 
@@ -202,7 +202,8 @@ class CommandClient:
         for number in range(FRAMES_PER_TICK):
             if self._closed:
                 return
-            # One frame is the usual case, and asking costs half as much as trying in vain.
+            # One frame is the usual case, and a look at the events costs half as much as a read in
+            # vain.
             if number == 1 and not int(self._socket.get(_EVENTS)) & _IN:
                 if not self._wants_write:
                     self._loop.untouch(self._socket)

@@ -1,7 +1,7 @@
-"""System's measures of a ZeroMQ connection, and ending the connection. Linux.
+"""The system's measures of a ZeroMQ connection, and ending the connection. Linux.
 
-ZeroMQ neither reports how many bytes of a peer it holds nor lets anybody close one connection.
-Both can be had from the connection's descriptor, which its monitor names. The descriptor stays
+ZeroMQ neither reports how many bytes of a peer it holds nor offers a way to close one connection.
+Both are possible with the connection's descriptor, which its monitor names. The descriptor stays
 ZeroMQ's: it is never closed here. It may have a new owner by the time it is used, which does no
 harm: a measure is off by one connection, or one too many is ended, and its client comes again.
 """
@@ -29,10 +29,10 @@ class Received(msgspec.Struct, frozen=True):
     """Data that arrived by a connection.
 
     Attributes:
-        taken_bytes: What ZeroMQ has read of it so far; None for a local connection, of which
-            Linux does not count that.
-        waiting_bytes: What it has not read yet: none of this process's memory.
-        silent_ms: Since something came last; None for a local connection.
+        taken_bytes: Bytes that ZeroMQ has read so far; None for a local connection, of which
+            Linux does not count them.
+        waiting_bytes: Bytes that ZeroMQ has not read yet: none of this process's memory.
+        silent_ms: Time since the last bytes arrived; None for a local connection.
     """
 
     taken_bytes: int | None
@@ -61,7 +61,7 @@ def measure(descriptor: int) -> Received | None:
 def not_taken(descriptor: int) -> int | None:
     """Return the bytes that a local connection's other side has not read; None if unknown.
 
-    By TCP it says nothing of the other side's process, since its system takes what comes.
+    For TCP the number says nothing of the other side's process, since its system takes the bytes.
     """
     try:
         found: int = _INT.unpack(fcntl.ioctl(descriptor, termios.TIOCOUTQ, bytes(4)))[0]
@@ -71,7 +71,7 @@ def not_taken(descriptor: int) -> int | None:
 
 
 def hang_up(descriptor: int) -> None:
-    """Ends a connection: both sides read its end, and ZeroMQ frees what it holds for it."""
+    """Ends a connection: both sides read its end, and ZeroMQ frees its memory for it."""
     try:
         with _borrowed(descriptor) as connection:
             connection.shutdown(socket.SHUT_RDWR)
@@ -81,7 +81,7 @@ def hang_up(descriptor: int) -> None:
 
 @contextmanager
 def _borrowed(descriptor: int) -> Iterator[socket.socket]:
-    # With a family, nothing is asked of the descriptor here; what it really is does not matter.
+    # With a given family, Python does not query the descriptor; its real family does not matter.
     connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM, fileno=descriptor)
     try:
         yield connection

@@ -1,4 +1,4 @@
-"""Descriptors of files and sockets, and what is raised when the process has none left."""
+"""Descriptors of files and sockets, and the error when the process has none left."""
 
 import os
 from collections.abc import Iterator
@@ -11,10 +11,10 @@ from mqmesh.transport.descriptors import NONE_LEFT, too_many_open_files
 
 @contextmanager
 def descriptors_for(what: str) -> Iterator[None]:
-    """Turn the system's error for want of descriptors into ours.
+    """Turn the system's error for want of descriptors into mqmesh's.
 
     Args:
-        what: That is opened in the block, for the error.
+        what: Name of the file or socket that the block opens, for the error.
 
     Raises:
         TooManyOpenFiles: The process or the system has no descriptor left.
@@ -31,8 +31,8 @@ def check_descriptors(count: int, what: str) -> None:
     """Check that descriptors can be opened.
 
     Args:
-        count: How many are wanted.
-        what: What needs them, for the error.
+        count: Number of needed descriptors.
+        what: Name of the part that needs them, for the error.
 
     Raises:
         TooManyOpenFiles: There are fewer.

@@ -1,4 +1,4 @@
-"""Keys of CURVE, and what a client's handshakes come to when they do not succeed."""
+"""Keys of CURVE, and the errors of a client's failed handshakes."""
 
 import errno
 from typing import Final
@@ -10,27 +10,27 @@ from mqmesh.security.keys import Credentials, KeyRing
 from mqmesh.transport.requests import no_connection
 
 FAILURES_OF_WRONG_KEY: Final = 3
-"""In a row, and it was there all the while: one that ends just then fails a handshake, too."""
+"""Failures in a row while the server was there: a server that just ends fails one, too."""
 
 _HUNG_UP: Final = frozenset({errno.EPIPE, errno.ECONNRESET})
-"""Errors of a handshake when the server ends the connection; one that hangs has another
+"""Errors of a handshake when the server ends the connection; a server that hangs causes another
 error."""
 ADVICE: Final = "pass credentials (MQMESH_CREDENTIALS)"
 HUNG_UP: Final = f"it ends each handshake; where security is on, {ADVICE}"
-"""Reason why a client without keys gets no connection: a server that wants CURVE may close the
-connection before it has said so."""
+"""Reason for a client without keys that gets no connection: a server that requires CURVE may close
+the connection before it has announced that."""
 _MISMATCH: Final = int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
 
 
 class HandshakeWatch:
-    """Finds out, from the events of one connection, that it will never stand, and why.
+    """Finds out, from the events of one connection, that it will never be made, and why.
 
     Args:
-        endpoint: Of the server.
+        endpoint: Endpoint of the server.
         ring: Keys; None if the client has none.
 
     Attributes:
-        anew: The server may have another key: to be set back by the code that connects anew.
+        anew: The server may have another key; the code that connects anew resets it.
     """
 
     def __init__(self, endpoint: str, ring: KeyRing | None) -> None:
@@ -46,7 +46,7 @@ class HandshakeWatch:
         """Take an event of the connection's monitor.
 
         Returns:
-            Why there will be no connection; None if there is, or may be one.
+            Reason why there will be no connection; None if there is, or may be one.
         """
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._failures = 0
@@ -54,7 +54,7 @@ class HandshakeWatch:
             self._is_there = True
         elif event == zmq.EVENT_CONNECT_RETRIED:
             if not self._is_there:
-                self._failures = 0  # nobody listened since the last try
+                self._failures = 0  # no server has listened since the last try
             self._is_there = False
         elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             return self._refused()
@@ -64,7 +64,7 @@ class HandshakeWatch:
         elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
             self._failures = self._failures + 1 if value in _HUNG_UP else 0
             if self._ring is None:
-                return None  # it may be a server that stops: `no_connection` says what is likely
+                return None  # it may be a server that stops: `no_connection` names the reason
             if self._failures >= FAILURES_OF_WRONG_KEY:
                 keys = " or ".join(self._tried)
                 return AuthenticationFailed(
@@ -107,7 +107,7 @@ def check_pair(credentials: Credentials) -> Credentials:
     """Returns credentials whose keys belong together.
 
     Raises:
-        ConfigError: They do not.
+        ConfigError: The keys do not belong together.
     """
     if zmq.curve_public(credentials.secret_key.encode()).decode() != credentials.public_key:
         raise ConfigError(

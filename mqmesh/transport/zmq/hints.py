@@ -23,8 +23,8 @@ class HintPublisher:
 
     Args:
         context: ZeroMQ context of the process.
-        loop: Its event loop.
-        own: Keys that it proves; None to speak plainly, to everybody.
+        loop: Event loop of the process.
+        own: Keys that it proves; None to speak plainly, to every listener.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class HintPublisher:
             The endpoint with the real port.
 
         Raises:
-            OSError: It is taken or may not be used.
+            OSError: The endpoint is in use or not allowed.
         """
         return sockets.bind(self._socket, endpoint, self._own)
 
@@ -58,7 +58,7 @@ class HintPublisher:
     def review(self) -> None:
         """End all connections, so that listeners prove themselves: the access list changed.
 
-        A publisher gets nothing from its listeners, so it does not know which connection is whose.
+        A publisher gets nothing from its listeners, so it cannot tell their connections apart.
         """
         for descriptor in self._connections:
             hang_up(descriptor)
@@ -75,7 +75,8 @@ class HintPublisher:
                 self._connections.add(descriptor)
             elif event == zmq.EVENT_DISCONNECTED:
                 self._connections.discard(descriptor)
-        # ZeroMQ frees what connections had, 11 kB each, when the socket is used; hints are rare.
+        # ZeroMQ frees the memory of connections, 11 kB each, when the socket is used; hints are
+        # rare.
         sockets.settle(self._socket)
 
 
@@ -84,11 +85,11 @@ class HintSubscriber:
 
     Args:
         context: ZeroMQ context of the process.
-        loop: Its event loop.
-        endpoint: The publisher's.
+        loop: Event loop of the process.
+        endpoint: Endpoint of the publisher.
         on_hint: Called with every hint.
-        on_connected: Called when a connection was made: what was published before it, or while
-            there was none, is lost, so a subscriber that relies on hints asks for the state now.
+        on_connected: Called when a connection was made. Hints published before it, or without a
+            connection, are lost, so a subscriber that relies on hints queries the state now.
         ring: Keys; None to speak plainly.
     """
 

@@ -1,18 +1,19 @@
-"""Finds the peers that hang where ZeroMQ does not.
+"""Finds peers that hang in cases in which ZeroMQ does not.
 
-A client's ZeroMQ pings its server each ``HEARTBEAT_INTERVAL_MS``, and says in each ping how soon
-something follows. So the server's ZeroMQ knows a client that stopped after a ping. It does not
-know one that stopped between another frame and the next ping, which makes it forget that promise.
+A client's ZeroMQ pings its server each ``HEARTBEAT_INTERVAL_MS``, and each ping says how soon
+another frame follows. So the server's ZeroMQ detects a client that stopped after a ping. It does
+not detect one that stopped between another frame and the next ping, which makes it forget that
+promise.
 
 Hence each peer that sent a frame is watched until it has lived for ``PROOF_MS`` after the last one,
-since by then it has pinged. What proves it is what its ZeroMQ does by itself, so a program that is
-busy for minutes is no concern:
+since by then it has pinged. The proof comes from the peer's ZeroMQ, not from its program, so a
+program that is busy for minutes does no harm:
 
-* by TCP the system knows when bytes came last,
-* of a local connection it knows only how many bytes the peer has not taken, so the peer is sent a
+* for TCP the system knows the time of the last bytes,
+* for a local connection it knows only how many bytes the peer has not taken, so the peer is sent a
   frame, and has to take it.
 
-A peer that is found to live is looked at no more until its next frame: idle ones cost nothing.
+A peer that has proved to live is not watched until its next frame: idle ones cost nothing.
 """
 
 import heapq
@@ -30,19 +31,19 @@ from mqmesh.transport.zmq.sockets import HEARTBEAT_INTERVAL_MS, HEARTBEAT_TIMEOU
 PROOF_MS: Final = HEARTBEAT_INTERVAL_MS + 100
 """Time after a frame within which a live peer has sent a ping."""
 LOOK_MS: Final = 100
-"""Peers are looked at no more often."""
+"""Shortest time between two checks of the peers."""
 HANDSHAKE_BYTES: Final = 107
 """Bytes that a client's ZeroMQ sends before its first frame. A peer that has sent no more beside
-its frames than this sends no pings, and its silence says nothing."""
+its frames than this sends no pings, and its silence proves nothing."""
 
 
 class _Probe(msgspec.Struct):
     """A frame that a peer has to take.
 
     Attributes:
-        mark: Shows if the frame has left this process; None if ZeroMQ did not take it.
-        since_ms: When it was sent.
-        last_seen_ms: When the last frame of the peer had been read.
+        mark: Tracker that shows if the frame has left this process; None if ZeroMQ did not take it.
+        since_ms: Time at which it was sent.
+        last_seen_ms: Time at which the last frame of the peer had been read.
         not_taken: Bytes that were on their way at the last look.
     """
 
@@ -53,13 +54,13 @@ class _Probe(msgspec.Struct):
 
 
 class IdleDetection:
-    """Watches peers from a frame on until it is known that they live.
+    """Watches peers from a frame on until they have proved to live.
 
     Args:
         peers: The connections.
-        accounts: Of the peers that are there; they hold the time of each one's last frame.
+        accounts: Accounts of living peers; they hold the time of each one's last frame.
         probe: Sends a peer a frame that it need not answer.
-        ask: The system, about a connection.
+        ask: Queries the system about a connection.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class IdleDetection:
         self._plan(peer, account.last_seen_ms + PROOF_MS)
 
     def look(self, now_ms: int) -> list[tuple[bytes, int]]:
-        """Looks at those whose time it is.
+        """Checks the peers whose time it is.
 
         Args:
             now_ms: Monotonic clock.
@@ -101,7 +102,7 @@ class IdleDetection:
             peer = heapq.heappop(self._looks)[2]
             account, descriptor = self._accounts.get(peer), self._peers.living.get(peer)
             if account is None or descriptor is None:
-                self._probes.pop(peer, None)  # it is gone
+                self._probes.pop(peer, None)  # the peer is gone
                 continue
             again_ms = self._judge(peer, account, descriptor, now_ms)
             if again_ms is not None and again_ms > now_ms:
@@ -117,7 +118,7 @@ class IdleDetection:
         heapq.heappush(self._looks, (due_ms, next(self._order), peer))
 
     def _judge(self, peer: bytes, account: PeerMemory, descriptor: int, now_ms: int) -> int | None:
-        """Return when to look again; None if the peer lives, ``now_ms`` if it hangs."""
+        """Return the time of the next check; None if the peer lives, ``now_ms`` if it hangs."""
         if now_ms < account.last_seen_ms + PROOF_MS:
             self._probes.pop(peer, None)
             return account.last_seen_ms + PROOF_MS
@@ -125,7 +126,7 @@ class IdleDetection:
         if received is None:
             return None
         if received.waiting_bytes:
-            return now_ms + LOOK_MS  # it has said more than this process has come to read
+            return now_ms + LOOK_MS  # bytes of it wait to be read by this process
         if received.silent_ms is None or received.taken_bytes is None:
             return self._judge_by_probe(peer, account, descriptor, now_ms)
         if received.taken_bytes - account.taken <= HANDSHAKE_BYTES:

@@ -22,9 +22,9 @@ from mqmesh.transport.zmq.sockets import Socket
 MAX_WAIT_MS: Final = 1_000
 MAX_CALLS_WAITING: Final = 1_000_000
 TICKS_PER_LOOK_ROUND: Final = 256
-"""After so many turns all sockets are asked, as a safety net."""
+"""Number of turns after which all sockets are checked, as a safety net."""
 LOOK_ROUND_MS: Final = 250
-"""Interval at which they are asked after a wait in vain: it is much of an idle broker's work."""
+"""Interval of this check after a wait in vain: it is much of an idle broker's work."""
 
 _NS_PER_MS: Final = 1_000_000
 _IN: Final = int(zmq.POLLIN)
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 class _WatchedSource:
-    """Something that is watched: a ZeroMQ socket, or a descriptor when there is no socket."""
+    """A watched source: a ZeroMQ socket, or a descriptor when there is no socket."""
 
     __slots__ = ("descriptor", "handler", "socket", "wanted")
 
@@ -53,10 +53,10 @@ class _WatchedSource:
 class EventLoop:
     """Polls sockets and runs timers in one thread.
 
-    ZeroMQ's own poll asks every socket twice in each turn, which takes longer than serving a
-    small request. Here the kernel is asked about the sockets' descriptors, and a socket only
-    if its descriptor signals a change, or if it was used since it was asked last:
-    whatever uses a socket outside of its own handler calls ``touch``. (ZeroMQ's descriptors
+    ZeroMQ's own poll queries every socket twice in each turn, which takes longer than serving a
+    small request. Here the kernel is queried about the sockets' descriptors, and a socket only
+    if its descriptor signals a change, or if it was used since its last query:
+    code that uses a socket outside of its own handler calls ``touch``. (ZeroMQ's descriptors
     signal changes only, and any use of the socket may take a change in; zmq_getsockopt(3),
     ``ZMQ_FD``.)
 
@@ -65,13 +65,13 @@ class EventLoop:
     counted, and the loop goes on, because one bad frame must not take a broker down.
 
     Attributes:
-        clock: Of the timers.
-        callback_failures: Exceptions so far.
-        turn_ns: When the turn began, by the clock's ``monotonic_ns``: after the wait.
-        longest_turn_ns: Duration of the longest turn, which held everybody up; a reader may set it
+        clock: Clock of the timers.
+        callback_failures: Number of exceptions so far.
+        turn_ns: Begin of the turn, by the clock's ``monotonic_ns``: after the wait.
+        longest_turn_ns: Duration of the longest turn, which delayed all peers; a reader may set it
             to 0, to measure the next ones.
         before_wait: Called once, behind the tick ends of this turn: output that was gathered in it.
-        busy_poll: How to wait, for loops that answer requests; None to sleep at once.
+        busy_poll: Way to wait, for loops that answer requests; None to sleep at once.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
@@ -105,7 +105,7 @@ class EventLoop:
         The handler need not read everything: it is called again as long as more is there.
 
         Raises:
-            PermissionError: It is the descriptor of a file, which cannot be waited for.
+            PermissionError: The descriptor is of a file, which cannot be waited for.
             TooManyOpenFiles: The process has no descriptor left.
         """
         self._open()
@@ -135,13 +135,13 @@ class EventLoop:
             raise ClientClosed("the event loop is closed") from error
 
     def touch(self, source: Socket) -> None:
-        """Have a socket that was used outside of its handler asked before the next wait."""
+        """Make the loop query a socket, used outside of its handler, before the next wait."""
         one = self._sources.get(source)
         if one is not None:
             self._touched[one] = None
 
     def untouch(self, source: Socket) -> None:
-        """Note that a socket, as its last use, was asked and had nothing."""
+        """Note that a socket, at its last use, was queried and had no events."""
         self._touched.pop(self._sources[source], None)
 
     def again(self, descriptor: int) -> None:
@@ -158,7 +158,7 @@ class EventLoop:
             self._touched[one] = None
 
     def want_read(self, descriptor: int, wanted: bool) -> None:
-        """Set if a descriptor's handler is called when something can be read."""
+        """Set if a descriptor's handler is called when it can be read."""
         one = self._sources[descriptor]
         one.wanted = one.wanted | _IN if wanted else one.wanted & ~_IN
         self._set_events(one)
@@ -247,7 +247,7 @@ class EventLoop:
 
     @property
     def in_loop_thread(self) -> bool:
-        """True in callbacks, and in whatever they call."""
+        """True in callbacks, and in all functions that they call."""
         return self._thread == threading.get_ident()
 
     def run(self) -> None:
@@ -273,9 +273,9 @@ class EventLoop:
         ready = self._wait(wait_ms)
         now_ns = self.clock.monotonic_ns
         began_ns = self.turn_ns = now_ns()
-        # Each turn comes by here: nothing is called that has nothing to do.
+        # Every turn runs this: no function without work is called.
         for source in ready:
-            # One that a handler before it removed is not called any more.
+            # A source that an earlier handler has removed is not called any more.
             if self._by_descriptor.get(source.descriptor) is source:
                 if source.socket is not None:
                     self._touched[source] = None
@@ -299,7 +299,7 @@ class EventLoop:
             self.longest_turn_ns = spent_ns
 
     def _open(self) -> None:
-        """Opens the descriptors: not before something is watched, for many loops are never run."""
+        """Opens the descriptors: not before a source is watched, for many loops are never run."""
         if self._is_open:
             return
         with descriptors_for("an event loop"):
@@ -337,8 +337,8 @@ class EventLoop:
             if source not in known and (source.socket is None or source.is_ready()):
                 ready.append(source)
         if len(ready) > 1:
-            # The kernel names them in the same order each time; the first ones are not to have all
-            # of the time of each turn.
+            # The kernel names them in the same order each time; the first ones must not use up all
+            # the time of each turn.
             first = self._ticks % len(ready)
             ready = ready[first:] + ready[:first]
         return ready
@@ -360,9 +360,9 @@ class EventLoop:
         return True
 
     def close(self) -> None:
-        """Releases the loop's descriptors; the sockets stay their owners' concern."""
+        """Releases the loop's descriptors; the sockets stay their owners'."""
         self._stopping = True
-        # ``wake`` of a closed loop must not write into a descriptor that is another's by then.
+        # ``wake`` of a closed loop must not write into a descriptor that has a new owner by then.
         self._woken = True
         if not self._is_open:
             return

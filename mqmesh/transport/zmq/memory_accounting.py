@@ -1,11 +1,11 @@
-"""Memory accounting of peers: bytes held for each, and the choice of peers that have to go. Pure.
+"""Memory accounting of peers: bytes held for each, and the choice of peers to disconnect. Pure.
 
 Outgoing bytes are counted exactly: every ``MARK_BYTES`` a frame is handed to ZeroMQ with a
 tracker, which shows when it, and so all before it, has left. Incoming bytes, which wait in ZeroMQ
-to be read here, are derived: what came by the connection, as the system says, less what was read.
+to be read here, are derived: the bytes that the system counts for the connection, less those read.
 
-Nobody has a fixed share. A peer may hold a quarter of what is left of the budget, so that one
-alone may have much, many have less each, and there is always some for those that hold nothing yet
+No peer has a fixed share. A peer may hold a quarter of the remaining budget, so that one alone may
+have much, many have less each, and there is always some for peers that hold nothing yet
 (dynamic thresholds, Choudhury and Hahne 1998).
 """
 
@@ -22,15 +22,15 @@ from mqmesh.transport.zmq.connections import Received
 from mqmesh.units import KIB
 
 MARK_BYTES: Final = 128 * KIB
-"""After so many bytes to a peer a frame is tracked. A frame of this size is large."""
+"""Number of bytes to a peer after which a frame is tracked. A frame of this size is large."""
 SHARE: Final = 4
-"""A peer may hold this part of what is left of the budget."""
+"""Divisor of the remaining budget that a peer may hold."""
 OVERHEAD_BYTES: Final = 4 * KIB
 """Bytes of a connection's handshake, which are no frames."""
 OVERHEAD_BYTES_PER_S: Final = 100
-"""Bytes a second that are no frames either: heartbeats, and answers to ours."""
+"""Bytes a second that are no frames either: heartbeats, and answers to the server's."""
 SHORT_FRAME_BYTES: Final = 255
-"""The head of a frame up to here has 2 bytes, else 9 (ZMTP 3)."""
+"""Longest frame whose head has 2 bytes; others have 9 (ZMTP 3)."""
 
 
 class Mark(Protocol):
@@ -38,7 +38,7 @@ class Mark(Protocol):
 
     @property
     def done(self) -> bool:
-        """True when ZeroMQ has no use for it any more."""
+        """True when ZeroMQ does not use the frame any more."""
 
 
 class PeerState:
@@ -47,8 +47,8 @@ class PeerState:
     Attributes:
         is_gone: The connection broke, or the server is closed: nothing is sent any more.
         principal: User of the peer.
-        refused: Bytes of the last answer that there was no room for: to find it took time, so as
-            long as there is none, nothing else is looked for on its behalf; 0 for none.
+        refused: Bytes of the last answer for which there was no room: finding it took time, so
+            without that room no other answer is searched for the peer; 0 for none.
     """
 
     __slots__ = ("is_gone", "principal", "refused")
@@ -64,14 +64,14 @@ class PeerMemory(PeerState):
 
     Attributes:
         id: Routing id of the peer; b"" while it is not known.
-        frames: Answers that ZeroMQ takes no more of for now.
-        held: Bytes of them, and of those in ZeroMQ up to the last mark.
-        loose: Bytes given to ZeroMQ since then.
-        taken: Bytes that were read here of what it sent, with their framing.
-        largest: Of its frames.
-        since_ms: When it was met.
-        last_seen_ms: When a frame of it was read last.
-        watched: It is looked whether it lives since.
+        frames: Answers that ZeroMQ does not accept for now.
+        held: Bytes of these answers, and of those in ZeroMQ up to the last mark.
+        loose: Bytes given to ZeroMQ since the last mark.
+        taken: Bytes of the peer that were read here, with their framing.
+        largest: Size of its largest frame.
+        since_ms: Time of the peer's first frame.
+        last_seen_ms: Time at which a frame of the peer was read last.
+        watched: The peer has to prove that it lives since then.
     """
 
     __slots__ = (
@@ -119,7 +119,7 @@ class PeerMemory(PeerState):
         return self._marks[0][2] if self._marks else None
 
     def mark(self, mark: Mark, size: int, now_ms: int) -> int:
-        """Note a tracked frame that ZeroMQ got; return how many bytes are held more."""
+        """Note a tracked frame that ZeroMQ got; return the number of additional bytes held."""
         size += self.loose
         self.loose = 0
         self._marks.append((mark, size, now_ms))
@@ -127,7 +127,7 @@ class PeerMemory(PeerState):
         return size
 
     def sweep(self) -> int:
-        """Forgets what has left; returns how many bytes that were."""
+        """Forgets frames that have left; returns the number of their bytes."""
         left = 0
         while self._marks and self._marks[0][0].done:
             left += self._marks.popleft()[1]
@@ -146,7 +146,7 @@ class PeerMemory(PeerState):
         return size
 
     def clear(self) -> int:
-        """Forget what is held for a peer that is gone, which others may refer to for long."""
+        """Forget the frames for a lost peer, whose account other code may keep for long."""
         size, self.held = self.held, 0
         self.frames.clear()
         self._marks.clear()
@@ -156,15 +156,15 @@ class PeerMemory(PeerState):
         """Return the peer's bytes that wait in ZeroMQ to be read here.
 
         Args:
-            received: By its connection.
+            received: Bytes that arrived by its connection.
             now_ms: Monotonic clock.
-            most_frames: That ZeroMQ queues of one peer.
+            most_frames: Number of frames of one peer that ZeroMQ queues.
         """
         if received.taken_bytes is not None:
             age_ms = now_ms - self.since_ms
             overhead = OVERHEAD_BYTES + OVERHEAD_BYTES_PER_S * age_ms // 1_000
             return max(0, received.taken_bytes - self.taken - overhead)
-        # Of a local connection the system counts only what ZeroMQ does not read: as long as
+        # For a local connection the system counts only bytes that ZeroMQ has not read: as long as
         # there is room for more frames, it reads everything.
         return most_frames * self.largest if received.waiting_bytes else 0
 
@@ -175,14 +175,14 @@ def room_of_one(total: int, limits: ServerLimits) -> int:
 
 
 class PeerLoad(msgspec.Struct, frozen=True):
-    """A connection and what is held for it.
+    """A connection and the bytes that are held for it.
 
     Attributes:
-        descriptor: The connection's.
-        size: Bytes, both ways.
-        peer: The peer; None where the connection has sent nothing yet.
-        waiting_since_ms: When the oldest frame that the peer has not taken was sent; None if it
-            takes them.
+        descriptor: Descriptor of the connection.
+        size: Number of bytes, both ways.
+        peer: The peer; None if the connection has sent no frame yet.
+        waiting_since_ms: Time at which the oldest frame that the peer has not taken was sent; None
+            if it takes them.
     """
 
     descriptor: int
@@ -192,12 +192,12 @@ class PeerLoad(msgspec.Struct, frozen=True):
 
 
 def worst(loads: Iterable[PeerLoad], limits: ServerLimits) -> list[PeerLoad]:
-    """Choose the connections that have to end if all loads together are beyond the budget.
+    """Choose the connections that have to end if all loads together exceed the budget.
 
     Returns:
         The largest loads, so many that three quarters of the budget suffice for the others. Among
-        those as large, within ``MARK_BYTES``, the one that takes nothing for longest goes first: a
-        peer that was answered just now is not taken for one that does not read.
+        those of the same size, within ``MARK_BYTES``, the one that has taken nothing for longest
+        goes first: a peer that was answered just now is not taken for one that does not read.
     """
     ordered = sorted(loads, key=_badness)
     total = sum(load.size for load in ordered)

@@ -1,4 +1,4 @@
-"""Sees to it that what peers send and do not read stays within a server's budget of memory."""
+"""Keeps the unread bytes of peers within a server's budget of memory."""
 
 from typing import Final
 
@@ -10,30 +10,30 @@ from mqmesh.transport.zmq.outbox import PeerOutbox
 from mqmesh.transport.zmq.peers import PeerTable
 
 LOOK_MS: Final = 10
-"""The process's memory is looked at no more often."""
+"""Shortest time between two measurements of the process's memory."""
 STEPS: Final = 8
-"""Connections are measured whenever it has grown by this part of the budget."""
+"""Part of the budget: whenever memory has grown by one part, connections are measured."""
 TRIM_MS: Final = 5_000
-"""Freed memory is given back to the system no more often."""
+"""Shortest time between two returns of freed memory to the system."""
 SETTLE_MS: Final = 1_000
-"""ZeroMQ frees what it held for a peer a moment after the peer has gone."""
+"""Time after a peer's end in which ZeroMQ frees the memory for it."""
 TRIMS: Final = 2
-"""Freed memory is given back so often after a peer has gone: on a busy machine a moment is long,
-and what is freed after the first time would stay with the allocator."""
+"""Returns of freed memory after a peer's end: on a busy machine freeing takes long, and memory
+freed after the first return would stay with the allocator."""
 
 
 class MemoryEviction:
-    """Finds the connections that take too much.
+    """Finds the connections that take too much memory.
 
     Args:
         peers: The connections.
-        outbox: What is held for them.
-        limits: What they may take.
-        queued_frames: That ZeroMQ queues of one peer.
+        outbox: Answers that are held for them.
+        limits: Limits for the peers.
+        queued_frames: Number of frames of one peer that ZeroMQ queues.
         now_ms: Monotonic clock.
 
     Attributes:
-        look_ms: ``tick`` does nothing before.
+        look_ms: Time before which ``tick`` does nothing.
         incoming: Bytes that waited in ZeroMQ to be read here, at the last look.
     """
 
@@ -63,14 +63,14 @@ class MemoryEviction:
         self._connected_ms[descriptor] = now_ms
 
     def peer_left(self, account: PeerMemory, now_ms: int) -> None:
-        """Note that a peer is gone; what was held for it is to be given back."""
+        """Note that a peer is gone; the memory held for it is to be given back."""
         if account.held or account.largest >= MARK_BYTES:
             if not self._trims_wanted:
                 self._trim_ms = max(self._trim_ms, now_ms + SETTLE_MS)
             self._trims_wanted = TRIMS
 
     def tick(self, now_ms: int) -> list[PeerLoad]:
-        """Looks at the process's memory when it is time.
+        """Measures the process's memory when it is time.
 
         Returns:
             Connections that have to end.
@@ -83,7 +83,7 @@ class MemoryEviction:
         if growth >= self._limits.max_total_pending_bytes // STEPS:
             found = self.measure(now_ms)
             if 2 * (self.incoming + self._outbox.held) < growth:
-                self._trims_wanted = max(self._trims_wanted, 1)  # it is nobody's any more
+                self._trims_wanted = max(self._trims_wanted, 1)  # its growth is no peer's now
             self._memory.settle()
         if self._trims_wanted and now_ms >= self._trim_ms:
             self._trim_ms = now_ms + TRIM_MS
@@ -95,14 +95,14 @@ class MemoryEviction:
         """Measures all connections.
 
         Returns:
-            Those that have to end because all together are beyond the budget.
+            Connections that have to end because all together exceed the budget.
         """
         self._outbox.sweep()
         loads = []
         self.incoming = 0
         for descriptor, peer in self._peers.connections():
             account = self._outbox.accounts.get(peer) if peer is not None else None
-            if account is None:  # it has said nothing yet, at least no whole frame
+            if account is None:  # it has sent no whole frame yet
                 account = PeerMemory(self._connected_ms.get(descriptor, self._started_ms))
             received = measure(descriptor)
             incoming = 0

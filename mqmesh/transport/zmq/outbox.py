@@ -17,15 +17,15 @@ BUSY_RETRY_AFTER_MS: Final = 100
 RETRY_MS: Final = 10
 """Interval at which waiting answers are tried again."""
 SWEEP_MS: Final = 10
-"""Before anybody is refused, all accounts are brought up to date, but no more often."""
+"""Shortest time between two updates of all accounts, each of which precedes a refusal."""
 HEAD_BYTES: Final = 1 * KIB
 """Bytes of an answer beside its body."""
 LEAST_ROOM_BYTES: Final = 1 * MIB
 """Bytes that a peer without held answers may have, if any peer may have some."""
 
 MOST_UNTAKEN_MS: Final = 60_000
-"""A peer that does not take a marked frame in this time is reported: the frame may be a view of a
-file that is removed, and its room on the disk comes back only when the frame has left."""
+"""Time after which a peer that does not take a marked frame is reported: the frame may be a view of
+a removed file, whose room on the disk is freed only when the frame has left."""
 UNTAKEN_EVERY_MS: Final = 5_000
 
 _NOBLOCK: Final = int(zmq.NOBLOCK)
@@ -33,21 +33,21 @@ _NOBLOCK_SNDMORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 
 class PeerOutbox:
-    """Sends frames to peers, and knows how many bytes are held for each.
+    """Sends frames to peers, and counts the bytes that are held for each.
 
     Args:
         socket: The ROUTER.
-        loop: Its event loop.
-        limits: What peers may take.
-        accounts: Peers that are there, by routing id.
-        on_excess: Called soon after more was held than the budget of all peers has.
+        loop: Event loop of the socket.
+        limits: Limits for the peers.
+        accounts: Accounts of living peers, by routing id.
+        on_excess: Called soon after the held bytes exceeded the budget of all peers.
         on_deaf: Called soon with a peer that does not read: an answer for it was dropped, or one
             was not taken for ``MOST_UNTAKEN_MS``.
 
     Attributes:
         accounts: As given.
         held: Bytes held for all of them.
-        dropped: Answers that nobody was there for any more, or that nobody read.
+        dropped: Answers that were dropped because their peer was gone, or did not read.
     """
 
     def __init__(
@@ -77,19 +77,19 @@ class PeerOutbox:
         self.dropped = 0
 
     def forget(self, account: PeerMemory) -> None:
-        """Forget a peer that is gone, and what was held for it."""
+        """Forget a lost peer, and the answers that were held for it."""
         self._waiting.pop(account, None)
         self._deaf.discard(account)
         self.held -= account.clear()
 
     def close(self) -> None:
-        """Plans nothing any more."""
+        """Stops all planned work."""
         for timer in (self._retry, self._untaken):
             if timer is not None:
                 timer.cancel()
 
     def has_room(self, account: PeerMemory, size: int) -> bool:
-        """Return True if a large answer may be held: one a peer may, within the budget of all."""
+        """Return True if a large answer may be held: one a peer, within the budget of all."""
         if account.held:
             self.held -= account.sweep()
         if self._fits(account, size):
@@ -113,7 +113,7 @@ class PeerOutbox:
         room = room_of_one(self.held, self._limits) - HEAD_BYTES
         if account.held:
             return room - account.held
-        # One answer may be held for anybody, within the budget of all.
+        # One answer may be held for any peer, within the budget of all.
         return max(room, LEAST_ROOM_BYTES) if self._fits(account, 0) else 0
 
     def _look_again(self) -> None:
@@ -130,7 +130,7 @@ class PeerOutbox:
         return account.held + size <= room_of_one(self.held, self._limits)
 
     def sweep(self) -> None:
-        """Forgets what has left, so that ``held`` is exact."""
+        """Forgets frames that have left, so that ``held`` is exact."""
         for account in self.accounts.values():
             if account.in_zmq:
                 self.held -= account.sweep()
@@ -140,7 +140,7 @@ class PeerOutbox:
 
         Args:
             account: The receiver.
-            frames: The message. Where it has to wait, it becomes a single frame.
+            frames: The message. If it has to wait, it becomes a single frame.
         """
         if account.is_gone:
             self.dropped += 1
@@ -199,7 +199,7 @@ class PeerOutbox:
                 raise
             self.dropped += 1  # the peer is gone: its request has a deadline of its own
             return True
-        # A peer that has room for the first frame has it for all of a message.
+        # A peer that has room for the first frame has room for all of a message.
         last = len(frames) - 1
         for number, frame in enumerate(frames):
             flags = _NOBLOCK if number == last else _NOBLOCK_SNDMORE
@@ -247,7 +247,7 @@ class PeerOutbox:
             self._report_excess()
 
     def _report_excess(self) -> None:
-        # Not at once: the sender may be in the middle of something.
+        # Not at once: the sender may be in the middle of its work.
         if not self._excess_reported:
             self._excess_reported = True
             self._loop.call_later(0, self._excess)

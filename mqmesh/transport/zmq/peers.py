@@ -6,10 +6,10 @@ and only a frame has both. The two report events by different ways, so that
 * frames may still be read after the event that their connection broke,
 * a descriptor may have a new owner by then.
 
-Both are sorted out by two facts. ZeroMQ numbers routing ids upwards in the order
-in which connections were made (one I/O thread; clients may not choose their own),
-so of two peers that came by one descriptor the larger one came later. And a
-connection's event precedes its first frame: the reader of a first frame has the event.
+Two facts resolve both. ZeroMQ numbers routing ids upwards in the order in which connections were
+made (one I/O thread; clients may not choose their own), so of two peers with one descriptor the
+larger one came later. And a connection's event precedes its first frame: the reader of a first
+frame has the event.
 """
 
 from typing import Final
@@ -32,11 +32,11 @@ class PeerTable:
         self._last_owner: dict[int, bytes] = {}
 
     def __len__(self) -> int:
-        """Return how many connections stand, those included that have said nothing yet."""
+        """Return the number of connections, including those that have sent no frame yet."""
         return len(self._owner)
 
     def connections(self) -> list[tuple[int, bytes | None]]:
-        """Return descriptor and peer of each; None where the peer has sent nothing yet."""
+        """Return descriptor and peer of each; None if the peer has sent no frame yet."""
         return list(self._owner.items())
 
     def accept(self, descriptor: int) -> bytes | None:
@@ -53,7 +53,7 @@ class PeerTable:
         """Note a connection that broke.
 
         Returns:
-            The peer that is gone; None when it never said anything.
+            The lost peer; None if it never sent a frame.
         """
         peer = self._owner.pop(descriptor, None)
         if peer is not None:
@@ -64,15 +64,15 @@ class PeerTable:
     def meet(self, peer: bytes, descriptor: int) -> bytes | None:
         """Note a frame of a peer that is not among the living.
 
-        All events of the monitor must have been taken in before.
+        All events of the monitor must have been read before.
 
         Args:
-            peer: Its routing id, for which ``is_automatic`` holds.
-            descriptor: The connection the frame came by.
+            peer: Routing id of the peer, for which ``is_automatic`` holds.
+            descriptor: Connection by which the frame arrived.
 
         Returns:
-            A peer that is gone: this one, when its connection broke before the frame was
-            read; or one that had been taken for the owner of the connection.
+            A lost peer: this one, if its connection broke before the frame was read; or one that
+            had been taken for the owner of the connection.
         """
         last = self._last_owner.get(descriptor)
         if descriptor not in self._owner:

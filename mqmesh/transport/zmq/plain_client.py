@@ -1,8 +1,8 @@
-"""Asks one server over a plain stream of the own loop: the DEALER of loops that never stand still.
+"""Requests to one server over a plain stream of the own loop: the DEALER of loops that never block.
 
-A request and its answer cost one write and one read, without ZeroMQ's thread between. Its price is
-that pings come from the loop, too: one that stands still for ``LONGEST_PAUSE_MS`` is taken for one
-that hangs. So roles use it, and clients, whose listeners may hold the interpreter, do not.
+A request and its answer cost one write and one read, without ZeroMQ's thread between. The price is
+that pings come from the loop, too: a loop that stands still for ``LONGEST_PAUSE_MS`` counts as
+hanging. So roles use it, and clients, whose listeners may hold the interpreter, do not.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ from mqmesh.transport.zmq.sockets import (
 from mqmesh.transport.zmq.streams import COPIED_BYTES, Address, Stream, StreamGroup, look_up
 
 LONGEST_PAUSE_MS: Final = 3_000
-"""How long this side may be silent before the server ends the connection."""
+"""Longest silence of this side before the server ends the connection."""
 
 _KIND: Final = b"DEALER"
 _OPENING: Final = zmtp.opening(_KIND)
@@ -51,7 +51,7 @@ class PlainClient:
     Args:
         loop: Event loop of the process.
         endpoint: ``tcp://host:port`` or ``ipc://path``.
-        on_command: Called with commands that the server sends by itself.
+        on_command: Called with commands that the server sends without a request.
         on_connection: Called when the connection is made (True) and broken (False).
 
     Attributes:
@@ -136,7 +136,7 @@ class PlainClient:
         try:
             family, address = found.result()
             connection = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        except (OSError, ValueError) as error:  # no name can be like that
+        except (OSError, ValueError) as error:  # ValueError: no name can have this form
             retry_ms = 0
             if isinstance(error, OSError) and error.errno in NONE_LEFT:
                 _log.warning(
@@ -153,7 +153,7 @@ class PlainClient:
         if number not in (0, errno.EINPROGRESS):
             self._failed()
             return
-        # First: whatever fails from here on, it is tried again.
+        # First: whatever fails from here on, another attempt follows.
         self._plan(CONNECT_TIMEOUT_MS, self._failed)
         self._loop.add(connection.fileno(), self._on_connectable)
         self._loop.want_write(connection.fileno(), True)
@@ -175,7 +175,7 @@ class PlainClient:
         self._is_opened = False
         self._frames.clear()
         self._stream.start(self)
-        # A server that wants keys says so, and hangs up on clients without them.
+        # A server that requires keys announces it, and hangs up on clients without them.
         self._stream.write(_OPENING[: zmtp.VERSION_BYTES])
         self._plan(HANDSHAKE_TIMEOUT_MS, self._failed)
 
@@ -225,7 +225,7 @@ class PlainClient:
             self._broke()
             return
         except Exception:
-            # A callback failed; what came behind its frame is taken in the next turn.
+            # A callback failed; bytes behind its frame are read in the next turn.
             if self._stream is stream and stream is not None and self._reader.rest:
                 stream.again()
             raise
@@ -292,11 +292,11 @@ class PlainClient:
             self._stream.write(data)
 
     def _beat(self) -> None:
-        """Say that this side lives, and look whether the other one does."""
+        """Send a ping, and check that the other side lives."""
         now_ms = self._loop.clock.monotonic_ms()
         silent_ms = now_ms - self._last_seen_ms
         if silent_ms >= HEARTBEAT_TIMEOUT_MS + HEARTBEAT_INTERVAL_MS:
-            # This loop may have stood still while the server spoke.
+            # This loop may have stood still while the server sent bytes.
             if self._stream is None or not self._stream.has_come():
                 _log.warning("nothing came from %s for %d ms", self.endpoint, silent_ms)
                 self._broke()

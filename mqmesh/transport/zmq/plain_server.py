@@ -1,8 +1,8 @@
-"""Answers commands on plain streams, spoken as ZMTP 3 without a key: the ROUTER of the own loop.
+"""Answers commands on plain streams, as ZMTP 3 without a key: the ROUTER of the own loop.
 
 The role's loop reads and writes the connections by itself, with no thread and no queue of ZeroMQ's
 between: a small request costs one read and one write. Clients see a ROUTER. Connections with keys
-are ``server.py``'s.
+belong to ``server.py``.
 """
 
 import sys
@@ -35,9 +35,9 @@ from mqmesh.transport.zmq.sockets import (
 from mqmesh.transport.zmq.streams import COPIED_BYTES, Stream, StreamListener
 
 LOOK_MS: Final = 100
-"""Least time between two looks for handshakes, pings and answers that are overdue."""
+"""Shortest time between two searches for overdue handshakes, pings and answers."""
 LONGEST_LOOK_MS: Final = HEARTBEAT_INTERVAL_MS + HEARTBEAT_TIMEOUT_MS
-"""Most time: what comes later is not due before."""
+"""Longest time between two of them: whatever begins now is not due before."""
 NEVER_MS: Final = sys.maxsize
 
 _KIND: Final = b"ROUTER"
@@ -50,18 +50,18 @@ class PlainPeer(AnsweredPeer):
     """The peer of one stream, as handlers see it; see ``mqmesh.protocol.request.Peer``.
 
     Attributes:
-        reader: Of its frames.
+        reader: Reader of its frames.
         stream: Its connection.
         is_met: A frame of it was served.
-        since_ms: When it connected, monotonic clock.
-        last_seen_ms: When something came from it last.
-        ttl_ms: In which time something has to follow, as its last ping says; 0 if that says
-            nothing, None if it has sent none.
-        pinged_ms: When it was asked by a ping of ours last.
-        stuck_ms: Since when it does not take its answers; 0 while it does.
-        surplus: There was no place for it when it came.
-        within: The frames of a message are read that has too many.
-        incoming: Bytes that came and are not served yet: frames, and the beginning of one.
+        since_ms: Time of its connection, monotonic clock.
+        last_seen_ms: Time at which bytes of it arrived last.
+        ttl_ms: Time in which another frame has to follow, from its last ping; 0 if that names
+            none, None if it has sent no ping.
+        pinged_ms: Time at which this server pinged it last.
+        stuck_ms: Time since when it does not take its answers; 0 while it does.
+        surplus: There was no place for it when it connected.
+        within: True while the frames of a message with too many are read.
+        incoming: Bytes that arrived and are not served yet: frames, and the beginning of one.
         on_bytes: Implements ``StreamHandler.on_bytes``.
     """
 
@@ -125,13 +125,13 @@ class PlainServer(RequestServing):
     Args:
         loop: Event loop of the process.
         handlers: Handler by request code.
-        on_disconnect: Called with a peer whose connection broke, once all that it sent is served.
-        limits: What peers may take. The peers that take the most lose their connections when all
+        on_disconnect: Called with a peer whose connection broke, once all its frames are served.
+        limits: Limits for the peers. The peers that take the most lose their connections when all
             together take more than the budget.
 
     Attributes:
         tick_ms: 0: it needs no ``tick``.
-        dropped_replies: Answers that nobody was there for any more, or that nobody read.
+        dropped_replies: Answers that were dropped because their peer was gone, or did not read.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class PlainServer(RequestServing):
 
     @property
     def peer_count(self) -> int:
-        """Connections that sent something and are still there."""
+        """Connections that sent a frame and still exist."""
         return self._met
 
     @property
@@ -179,15 +179,15 @@ class PlainServer(RequestServing):
             The endpoint with the real port.
 
         Raises:
-            OSError: It is taken or may not be used.
+            OSError: The endpoint is in use or not allowed.
         """
         return self._listener.bind(endpoint)
 
     def review(self) -> None:
-        """Do nothing: nobody proves who he is."""
+        """Do nothing: without keys no client authenticates."""
 
     def tick(self, now_ms: int) -> None:
-        """End the connections that there was no place for, and have had the time to read so."""
+        """End the surplus connections that have had the time to read their refusal."""
         for peer in [one for one in self._peers if one.surplus] if self._surplus else []:
             if now_ms >= peer.since_ms + SURPLUS_MS:
                 self._end(peer)
@@ -202,18 +202,18 @@ class PlainServer(RequestServing):
                 timer.cancel()
         self._listener.close()
         for peer in self._peers:
-            peer.is_gone = True  # handlers may hold it, and nobody is there any more
+            peer.is_gone = True  # handlers may hold the peer, whose connection ends now
             peer.stream.close()
         self._peers.clear()
 
     # ---- Requests ---------------------------------------------------------------------------
 
     def take(self, peer: PlainPeer, data: bytes) -> None:
-        """Serve the frames of a peer that are whole, as far as the turn's time goes.
+        """Serve the whole frames of a peer, as far as the turn's time goes.
 
         Args:
             peer: The peer.
-            data: Bytes that came from it; none in a turn for what came before.
+            data: Bytes that arrived from it; none in a turn for bytes that arrived before.
         """
         if data:
             peer.reader.feed(data)
@@ -250,7 +250,7 @@ class PlainServer(RequestServing):
             self.drained_ms = None
         kept = reader.held + reader.rest
         if kept != peer.incoming:
-            self._is_turn_over()  # to read large frames takes time, too
+            self._is_turn_over()  # reading large frames takes time, too
             self._incoming += kept - peer.incoming
             peer.incoming = kept
             self._check_budget()
@@ -269,12 +269,12 @@ class PlainServer(RequestServing):
         return True
 
     def _answer_late_pings(self) -> None:
-        """Let peers know that the server lives whose pings may wait behind requests."""
+        """Answer pings that may wait behind requests, to show their peers that the server lives."""
         self._late_pings = None
         for peer in self._peers:
             stream = peer.stream
             if peer.ttl_ms is None or stream.is_stuck:
-                continue  # it sends no pings, or has more to read than it reads
+                continue  # it sends no pings, or has unread answers
             if peer.reader.rest or stream.has_come():
                 stream.write(_PONG)
 
@@ -342,7 +342,7 @@ class PlainServer(RequestServing):
             self._timer = self._loop.call_later(delay_ms, self._look)
 
     def _look(self) -> None:
-        """Look for handshakes, pings and answers that are overdue; again while any are due."""
+        """Search for overdue handshakes, pings and answers; again while any are due."""
         self._timer = None
         now_ms = self._loop.clock.monotonic_ms()
         next_ms = NEVER_MS
@@ -354,7 +354,7 @@ class PlainServer(RequestServing):
             self._look_later(min(max(next_ms - now_ms, LOOK_MS), LONGEST_LOOK_MS))
 
     def _judge(self, peer: PlainPeer, now_ms: int) -> int:
-        """End a peer's connection if something is overdue; return when something will be due."""
+        """End a peer's connection if anything is overdue; return the time of the next deadline."""
         if not peer.reader.is_open:
             due_ms = peer.since_ms + HANDSHAKE_TIMEOUT_MS
             if due_ms <= now_ms:
@@ -362,7 +362,8 @@ class PlainServer(RequestServing):
             return due_ms
         due_ms = self._sign_due_ms(peer, now_ms)
         if due_ms <= now_ms:
-            # This process may have stood still, or had no time for the peer, while that spoke.
+            # This process may have stood still, or had no time for the peer, while the peer sent
+            # bytes.
             if peer.reader.rest or peer.stream.has_come():
                 peer.last_seen_ms = now_ms
                 return now_ms + LOOK_MS
@@ -377,13 +378,13 @@ class PlainServer(RequestServing):
         return due_ms
 
     def _sign_due_ms(self, peer: PlainPeer, now_ms: int) -> int:
-        """Return when something has to have come of a peer; ask one that does not ping."""
+        """Return the time by which a frame of a peer must arrive; ping one that sends no pings."""
         if peer.ttl_ms:
             return peer.last_seen_ms + peer.ttl_ms + HEARTBEAT_INTERVAL_MS
         if peer.ttl_ms == 0 or not peer.is_met or peer.stuck_ms:
             return NEVER_MS  # a ping would wait behind its answers
         if peer.last_seen_ms >= peer.pinged_ms:
-            # One that pings has done so by then, unless it stopped before.
+            # A peer that pings has done so by then, unless it stopped before.
             if now_ms < peer.last_seen_ms + PROOF_MS:
                 return peer.last_seen_ms + PROOF_MS
             peer.pinged_ms = now_ms
@@ -428,7 +429,7 @@ class PlainServer(RequestServing):
             self._check_budget()
 
     def _may_send(self, peer: PlainPeer) -> bool:
-        """Return True if the peer may be sent more; else its connection ends soon."""
+        """Return True if the peer may be sent more; otherwise its connection ends soon."""
         if peer.stream.waiting_bytes <= self._most_waiting:
             return True
         hang_up = partial(self._hang_up, peer, "a client does not take its answers")
@@ -441,11 +442,11 @@ class PlainServer(RequestServing):
         self._look_later(LONGEST_LOOK_MS)
 
     def drained(self, peer: PlainPeer) -> None:
-        """Note a peer that took all that waited for it."""
+        """Note a peer that took all answers that waited for it."""
         peer.stuck_ms = 0
 
     def has_room(self, peer: PlainPeer, size: int) -> bool:
-        """Return True if a large answer may be held: one a peer may, within the budget of all."""
+        """Return True if a large answer may be held: one a peer, within the budget of all."""
         if not self._streams.stuck_bytes:
             return True
         total, held = self.held_bytes, peer.held
@@ -461,7 +462,7 @@ class PlainServer(RequestServing):
         room = room_of_one(total, self._limits) - HEAD_BYTES
         if held:
             return room - held
-        # One answer may be held for anybody, within the budget of all.
+        # One answer may be held for any peer, within the budget of all.
         return max(room, LEAST_ROOM_BYTES) if total <= self._limits.max_total_pending_bytes else 0
 
     def no_room(self, peer: PlainPeer) -> SystemBusy:
@@ -475,7 +476,7 @@ class PlainServer(RequestServing):
         )
 
     def _check_budget(self) -> None:
-        # Not at once: the sender may be in the middle of something.
+        # Not at once: the sender may be in the middle of its work.
         if not self._excess_reported and self.held_bytes > self._limits.max_total_pending_bytes:
             self._excess_reported = True
             self._loop.call_later(0, self._end_worst)

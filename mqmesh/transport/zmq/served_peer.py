@@ -1,4 +1,4 @@
-"""Peers of servers: what both kinds have in common, and the peer of a server with keys."""
+"""Peers of servers: the common part of both kinds, and the peer of a server with keys."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -20,13 +20,13 @@ from mqmesh.transport.zmq.outbox import PeerOutbox
 
 
 class AnswerSender(Protocol):
-    """Sender of answers, which knows how many bytes wait for each peer of a server."""
+    """Sender of answers, which counts the bytes that wait for each peer of a server."""
 
     def send(self, peer: Any, *frames: bytes | memoryview) -> None:
         """Sends a message, now or when the peer can take it; drops it if the peer is gone."""
 
     def has_room(self, peer: Any, size: int) -> bool:
-        """Return True if a large answer may be held: one a peer may, within the budget of all."""
+        """Return True if a large answer may be held: one a peer, within the budget of all."""
 
     def room(self, peer: Any) -> int:
         """Return the bytes that an answer's body may have; 0 or less if there is no room."""
@@ -36,7 +36,7 @@ class AnswerSender(Protocol):
 
 
 class AnsweredPeer(PeerState, ABC):
-    """Part that the peers of both kinds of servers have in common: how they are answered.
+    """Common part of the peers of both kinds of servers: the way in which they are answered.
 
     See ``mqmesh.protocol.request.Peer``.
     """
@@ -88,10 +88,10 @@ class AnsweredPeer(PeerState, ABC):
         self._answers.send(self, encode_frame(code, 0, *parts, header=header, flags=ONEWAY))
 
     def check_room(self) -> None:
-        """Check that it may have a further answer.
+        """Check that the peer may have a further answer.
 
         Raises:
-            SystemBusy: It does not take those that it has.
+            SystemBusy: The peer does not take the answers that it has.
         """
         if not self._answers.has_room(self, self.refused):
             raise self._answers.no_room(self)
@@ -112,10 +112,10 @@ class ServedPeer(PeerMemory, AnsweredPeer):
     """The peer of one connection, as handlers see it; see ``mqmesh.protocol.request.Peer``.
 
     Args:
-        routing_id: Of the connection.
-        since_ms: When its first frame came, monotonic clock.
+        routing_id: Routing id of the connection.
+        since_ms: Time of its first frame, monotonic clock.
         principal: User that it proves.
-        outbox: Sends to peers.
+        outbox: Sender of frames to peers.
         living: Descriptor of each connection that stands, by routing id.
         note_refusal: Counts and logs a refusal.
     """

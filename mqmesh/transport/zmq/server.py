@@ -1,4 +1,4 @@
-"""Answers commands on a ROUTER socket, and knows when a peer is gone."""
+"""Answers commands on a ROUTER socket, and reports the end of each peer."""
 
 import contextlib
 import os
@@ -37,23 +37,23 @@ from mqmesh.transport.zmq.serving import RequestServing
 from mqmesh.transport.zmq.sockets import HEARTBEAT_TIMEOUT_MS
 
 if TYPE_CHECKING:
-    # Clients have none, and need not load the table of commands that it knows.
+    # Clients have none, and need not load the table of commands that the guard uses.
     from mqmesh.security.guard import Guard
 
 IPC: Final = "ipc://"
 FRAMES_PER_TICK: Final = 256
-"""Requests served in one turn, so that timers and other sockets get theirs."""
+"""Requests served in one turn, so that timers and other sockets get their time."""
 TURN_MS: Final = 5
-"""No request is begun later in a turn: some take milliseconds, such as pulls with a filter."""
+"""Time in a turn after which no request is begun: some take milliseconds, as filtered pulls do."""
 SURPLUS_MS: Final = 1_000
-"""A connection beyond ``max_connections`` stays so long, to get the reason for its refusal."""
+"""Time for which a connection beyond ``max_connections`` stays, to get the reason of refusal."""
 MAX_SURPLUS: Final = 64
 """Such connections at a time; more are ended at once."""
 MAX_HUNG_UP: Final = 4_096
-"""Peers that were hung up on and may still have frames in ZeroMQ."""
+"""Peers whose connections the server has ended, and whose frames ZeroMQ may still have."""
 TICK_MS: Final = 250
 
-# As plain numbers: an operation on enumerations takes longer than the call it is for.
+# As plain numbers: an operation on enumerations takes longer than the call that it is for.
 _NOBLOCK: Final = int(zmq.NOBLOCK)
 _IN: Final = int(zmq.POLLIN)
 _EVENTS: Final = int(zmq.EVENTS)
@@ -70,17 +70,17 @@ class CommandServer(RequestServing):
 
     Args:
         context: ZeroMQ context of the process.
-        loop: Its event loop.
+        loop: Event loop of the process.
         handlers: Handler by request code.
         on_disconnect: Called with a peer whose connection broke. Requests that were on their way
             are served still, each as of a new peer, with which it is called after each.
-        limits: What peers may take. The peer that takes the most loses its connection when all
+        limits: Limits for the peers. The peer that takes the most loses its connection when all
             together take more than the budget.
-        own: Keys that it proves; None to speak plainly, with everybody.
+        own: Keys that it proves; None to speak plainly, with every client.
         guard: Decides who may connect; given together with ``own``.
 
     Attributes:
-        tick_ms: ``tick`` is to be called so often; 0 for never.
+        tick_ms: Interval at which ``tick`` is to be called; 0 for never.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class CommandServer(RequestServing):
 
     @property
     def peer_count(self) -> int:
-        """Connections that sent something and are still there."""
+        """Connections that sent a frame and still exist."""
         return len(self._accounts)
 
     @property
@@ -140,7 +140,7 @@ class CommandServer(RequestServing):
 
     @property
     def dropped_replies(self) -> int:
-        """Answers that nobody was there for any more, or that nobody read."""
+        """Answers that were dropped because their peer was gone, or did not read."""
         return self._outbox.dropped
 
     def bind(self, endpoint: str) -> str:
@@ -153,7 +153,7 @@ class CommandServer(RequestServing):
             The endpoint with the real port.
 
         Raises:
-            OSError: It is taken or may not be used.
+            OSError: The endpoint is in use or not allowed.
         """
         bound = sockets.bind(self._socket, endpoint, self._own)
         if endpoint.startswith(IPC):
@@ -169,7 +169,7 @@ class CommandServer(RequestServing):
         if self._silence_timer is not None:
             self._silence_timer.cancel()
         for peer in self._accounts.values():
-            peer.is_gone = True  # handlers may hold it, and nobody is there any more
+            peer.is_gone = True  # handlers may hold the peer, whose connection ends now
         self._outbox.close()
         self._loop.remove(self._socket)
         self._loop.remove(self._monitor)
@@ -177,7 +177,7 @@ class CommandServer(RequestServing):
         sockets.close(self._socket, self._monitor)
 
     def _remove_socket_files(self) -> None:
-        """Removes what ZeroMQ leaves, unless the next listener there has its own by now."""
+        """Removes the socket files that ZeroMQ leaves, except those of a next listener."""
         for path, number in self._socket_files.items():
             with contextlib.suppress(OSError):
                 if os.stat(path).st_ino == number:
@@ -199,7 +199,7 @@ class CommandServer(RequestServing):
                 self._dismiss(descriptor, peer, ResponseCode.NO_PERMISSION, remark)
 
     def tick(self, now_ms: int) -> None:
-        """Looks after connections and memory; to be called some times a second.
+        """Maintains connections and memory; to be called some times a second.
 
         Args:
             now_ms: Monotonic clock.
@@ -218,8 +218,8 @@ class CommandServer(RequestServing):
         if self.readable_ms >= self._relief.look_ms:
             self._end_all(self._relief.tick(self.readable_ms))
         for number in range(FRAMES_PER_TICK):
-            # One frame is the usual case of a quiet server, and asking costs half as much as
-            # trying in vain.
+            # One frame is the usual case of a quiet server, and a look at the events costs half as
+            # much as a read in vain.
             if number == 1 and not int(socket.get(_EVENTS)) & _IN:
                 self.drained_ms = now_ns() // _NS_PER_MS
                 return
@@ -230,7 +230,7 @@ class CommandServer(RequestServing):
             except zmq.Again:
                 self.drained_ms = now_ns() // _NS_PER_MS
                 return
-            # Not copied: bodies are large, and the frame says which connection it came by.
+            # Not copied: bodies are large, and the frame names the connection by which it arrived.
             frame = socket.recv(_NOBLOCK, copy=False)
             account = self._accounts.get(peer)
             if account is None:
@@ -256,7 +256,7 @@ class CommandServer(RequestServing):
             self._silence_timer = self._loop.call_later(PROOF_MS, self._look_for_silent)
 
     def _look_for_silent(self) -> None:
-        """Ends the connections of clients that hang; what they had sent is served still."""
+        """Ends the connections of clients that hang; their earlier frames are still served."""
         self._silence_timer = None
         now_ms = self._loop.clock.monotonic_ms()
         self._on_monitor()
@@ -267,7 +267,7 @@ class CommandServer(RequestServing):
             hang_up(descriptor)
         due_ms = self._silence.due_ms
         if due_ms is not None and not self._closed:
-            # A peer that is watched from now on is to be looked at as soon as that.
+            # At most ``PROOF_MS``: a peer that is watched from now on has to be checked by then.
             delay_ms = min(max(due_ms - now_ms, LOOK_MS), PROOF_MS)
             self._silence_timer = self._loop.call_later(delay_ms, self._look_for_silent)
 
@@ -287,7 +287,7 @@ class CommandServer(RequestServing):
         try:
             descriptor = int(frame.get(zmq.SRCFD))
         except zmq.ZMQError:
-            # ZMTP 1 and 2 take nearly any bytes for a message; only later ones know a source.
+            # ZMTP 1 and 2 take nearly any bytes for a message; only later versions name a source.
             sockets.skip_rest(self._socket)
             self._note_malformed("a peer speaks no ZMTP 3")
             return
@@ -324,14 +324,14 @@ class CommandServer(RequestServing):
         try:
             user_id = frame.get(_USER_ID)
         except zmq.ZMQError:
-            return None  # nobody was asked
+            return None  # the guard never saw this connection
         return guard.principal(str(user_id))
 
     def _check_place(self, descriptor: int, principal: Principal) -> None:
         """Check that a connection may stay at its first frame; else it ends soon.
 
         Raises:
-            SystemBusy: It is one too many, here or for its user.
+            SystemBusy: The connection is one too many, here or for its user.
         """
         guard, name = self._guard, principal.name
         if guard is not None and name in guard.quotas.connections:
@@ -398,10 +398,10 @@ class CommandServer(RequestServing):
             self._end(load, f"all clients together take over {limit} (max_total_pending_bytes)")
 
     def _end(self, load: PeerLoad, reason: str) -> None:
-        """Ends a connection; what it sent and was not read yet is thrown away."""
+        """Ends a connection; its unread frames are thrown away."""
         self._on_monitor()
         if (load.descriptor, load.peer) not in self._peers.connections():
-            return  # it is gone, and its descriptor may be another's by now
+            return  # it is gone, and its descriptor may have a new owner by now
         remark = f"{reason}; one of {load.size} bytes lost its connection"
         self._dismiss(load.descriptor, load.peer, ResponseCode.SYSTEM_BUSY, remark)
 

@@ -14,20 +14,20 @@ from mqmesh.transport.zmq.loop import EventLoop
 from mqmesh.transport.zmq.served_peer import AnsweredPeer
 
 LOG_REFUSALS_MS: Final = 1_000
-"""While requests are refused, the log gets so often a line for each code."""
+"""Interval at which refused requests are logged, one line for each code."""
 LOG_MALFORMED_MS: Final = 1_000
-"""Malformed frames and broken protocols are logged no more often, not to fill the disk."""
+"""Shortest time between two log lines about malformed frames, so that they do not fill the disk."""
 
 _CODES: Final = frozenset(map(int, ResponseCode))
 _log = logging.getLogger(__name__)
 
 
 class RequestServing:
-    """Part that the servers of both kinds of connections have in common.
+    """Common part of the servers of both kinds of connections.
 
-    A handler returns its answer, or None if it will call ``reply`` later. What it raises
-    becomes an error response: an ``MQMeshError`` by the table in ``protocol.codes``, anything
-    else, being a bug, SYSTEM_ERROR and a traceback in the log.
+    A handler returns its answer, or None if it will call ``reply`` later. An error that it raises
+    becomes an error response: an ``MQMeshError`` by the table in ``protocol.codes``; any other
+    error is a bug, and gives SYSTEM_ERROR and a traceback in the log.
 
     Args:
         loop: Event loop.
@@ -36,12 +36,12 @@ class RequestServing:
 
     Attributes:
         malformed_frames: Frames that were no requests.
-        hung_up: Connections that were ended for what they took.
+        hung_up: Connections that were ended because of the memory that they took.
         silent: Connections that were ended because their clients hang.
         requests: Requests taken.
-        refusals: What was refused, by code.
-        readable_ms: When there was something to take last, by the monotonic clock.
-        drained_ms: When nothing was left then; None if frames were.
+        refusals: Number of refusals, by code.
+        readable_ms: Time at which frames were last available, by the monotonic clock.
+        drained_ms: Time at which no frame was left then; None if frames were left.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class RequestServing:
         try:
             self._on_disconnect(peer)
         except Exception:
-            # The next peer's end must be reported all the same.
+            # The next peer's end must be reported in spite of the error.
             _log.exception("a callback for the end of a connection failed")
 
     def _note_malformed(self, remark: str) -> None:

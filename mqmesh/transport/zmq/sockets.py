@@ -1,7 +1,7 @@
 """Makes every ZeroMQ socket of mqmesh, with its limits set before bind or connect.
 
-There is no other way to make a socket, so none is without heartbeats, a
-handshake timeout, a frame limit and bounded water marks.
+There is no other way to make a socket, so no socket is without heartbeats, a handshake timeout, a
+frame limit and bounded water marks.
 """
 
 import itertools
@@ -19,40 +19,40 @@ from mqmesh.transport.process_memory import keep_freed_blocks
 from mqmesh.transport.zmq.descriptors import check_descriptors, descriptors_for
 
 NETWORK: Final = "network"
-"""ZAP domain of connections that speak CURVE."""
+"""ZAP domain of connections with CURVE."""
 LOCAL_DOMAIN: Final = "local"
 """ZAP domain of Unix sockets, where the system names the user of the other process."""
 
 LINGER_MS: Final = 200
-"""Time that a closing socket tries to send what it has; correctness never rests on it."""
+"""Time for which a closing socket tries to send waiting frames; correctness never depends on it."""
 CLIENT_LINGER_MS: Final = 1_000
-"""The same for one that asks a server. Its last word is often that it leaves, and a server that
-does not get it takes it for alive for two minutes: a machine that stands still for a moment must
-not lose it, and a peer that hangs must not keep a Ctrl-C for over two seconds."""
+"""The same for a client's socket. Its last message is often that it leaves, and a server that does
+not get it counts the client as alive for two minutes: a machine that stands still for a moment must
+not lose it, and a peer that hangs must not delay a Ctrl-C for over two seconds."""
 HEARTBEAT_INTERVAL_MS: Final = 400
 HEARTBEAT_TIMEOUT_MS: Final = 1_200
-"""Time that a peer may owe the answer to a ping. It may stop right after it answered one, so
-it is known to be silent after the interval and the timeout together: in under 2 s."""
+"""Time for the answer to a ping. A peer may stop right after it answered one, so its silence is
+detected after the interval and the timeout together: in under 2 s."""
 KEEPALIVE_S: Final = 15
-"""The system looks after a silent connection so often; after the fourth time it is given up."""
+"""Interval of the system's probes on a silent connection, which ends after the fourth."""
 HANDSHAKE_TIMEOUT_MS: Final = 5_000
 CONNECT_TIMEOUT_MS: Final = 3_000
-"""For one attempt. Without it the kernel's own repeats, ever further apart, decide how long after a
-cut of the network a connection comes back."""
+"""Time for one attempt to connect. Without it the kernel's own repeats, ever further apart, decide
+how long after a cut of the network a connection comes back."""
 RECONNECT_MS: Final = 100
 RECONNECT_MAX_MS: Final = 1_000
 HIGH_WATER_MARK: Final = 1_000
-"""Frames a socket queues for one peer, each way, but for those that a server has not read."""
+"""Frames that a socket queues for one peer, each way, except those that a server has not read."""
 SERVER_RECEIVE_HIGH_WATER_MARK: Final = 16
 """Frames of one peer that a server queues: they may be large. It is not smaller because each half
-of it that was read costs a word to ZeroMQ's I/O thread."""
+of it that was read costs a message to ZeroMQ's I/O thread."""
 CLIENT_RECEIVE_HIGH_WATER_MARK: Final = 200_000
 """Answers that a client has not read: twice as many as it may have requests under way."""
 MONITOR_HIGH_WATER_MARK: Final = 200_000
-"""Events a monitor queues. ZeroMQ's I/O thread stops when it is full, hence so many."""
+"""Events that a monitor queues. ZeroMQ's I/O thread stops when it is full, hence so many."""
 
 KEPT_BLOCK_BYTES: Final = 4 * 1024 * 1024
-"""Freed blocks up to this size are kept. Larger ones would leave holes that nothing else fills."""
+"""Largest freed block that is kept. Larger ones would leave holes that nothing else fills."""
 MOST_KEPT_BYTES: Final = 32 * 1024 * 1024
 """Limit of all kept blocks together."""
 LOCAL_SEND_BUFFER_BYTES: Final = 2 * 1024 * 1024
@@ -62,7 +62,7 @@ CONTEXT_DESCRIPTORS: Final = 20
 """Descriptors that must be left for a new context, which opens some 6 by itself, 3 for each
 socket and one for each connection. If its threads find none to wait with, libzmq 4.3 aborts."""
 MINIMUM_LIBZMQ: Final = (4, 3, 3)
-"""Older ones have remotely exploitable errors (CVE-2019-6250, CVE-2020-15166, …)."""
+"""Older versions have remotely exploitable errors (CVE-2019-6250, CVE-2020-15166, …)."""
 
 _IN: Final = int(zmq.POLLIN)
 _EVENTS: Final = int(zmq.EVENTS)
@@ -101,10 +101,10 @@ def router(context: Context, *, max_frame_bytes: int = MAX_FRAME_BYTES) -> Socke
     socket = _socket(context, zmq.ROUTER)
     socket.setsockopt(zmq.MAXMSGSIZE, max_frame_bytes)
     socket.setsockopt(zmq.RCVHWM, SERVER_RECEIVE_HIGH_WATER_MARK)
-    # A server sends no pings. Clients do, and each says how soon the next one comes; what that
-    # does not show, ``idle_detection.py`` finds out. libzmq 4.3.5 aborts the process when it is to
-    # send a ping on a connection that broke while more than the high-water mark of its frames were
-    # not read yet; and it reads no answer to a ping from a peer whose frames wait.
+    # A server sends no pings. Clients do, and each ping announces the next one; hangs that this
+    # does not show are found by ``idle_detection.py``. libzmq 4.3.5 aborts the process when it is
+    # to send a ping on a connection that broke while more than the high-water mark of its frames
+    # were not read yet; and it reads no answer to a ping from a peer whose frames wait.
     socket.setsockopt(zmq.HEARTBEAT_IVL, 0)
     # For peers that send no pings either.
     socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
@@ -113,16 +113,16 @@ def router(context: Context, *, max_frame_bytes: int = MAX_FRAME_BYTES) -> Socke
     socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)
     # So that any frame can be tracked, be it small.
     socket.copy_threshold = 0
-    # Without it a reply to a peer that is gone, or full, would vanish silently.
+    # Without it a reply to a peer that is gone, or whose queue is full, would vanish silently.
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     return socket
 
 
 def dealer(context: Context) -> Socket:
-    """Make a socket that asks one server; connect it."""
+    """Make a socket for requests to one server; connect it."""
     socket = _socket(context, zmq.DEALER)
     socket.setsockopt(zmq.LINGER, CLIENT_LINGER_MS)
-    # Requests wait in our own bounded queue, never behind a connection that is not there.
+    # Requests wait in mqmesh's own bounded queue, never behind a missing connection.
     socket.setsockopt(zmq.IMMEDIATE, 1)
     # Answers are as many as requests, which are bounded; see ``router`` for what a full queue does.
     socket.setsockopt(zmq.RCVHWM, CLIENT_RECEIVE_HIGH_WATER_MARK)
@@ -160,7 +160,7 @@ def _socket(context: Context, kind: int) -> Socket:
 
 
 def authenticator(context: Context) -> Socket:
-    """Return the socket on which ZeroMQ asks who may connect to the servers of a context.
+    """Return the socket by which ZeroMQ queries who may connect to the servers of a context.
 
     Raises:
         zmq.ZMQError: The context has one already.
@@ -175,8 +175,8 @@ def monitor(socket: Socket, *, with_refusals: bool = False) -> Socket:
     """Return the socket on which ``socket`` reports connections made and broken.
 
     Args:
-        socket: To be watched.
-        with_refusals: Also of handshakes that fail. Not for servers: any peer makes those.
+        socket: Socket to watch.
+        with_refusals: Also report failed handshakes. Not for servers: any peer can cause those.
 
     Raises:
         TooManyOpenFiles: The process has no descriptor left; ``socket`` is closed then.
@@ -214,13 +214,13 @@ def bind(socket: Socket, endpoint: str, own: Credentials | None = None) -> str:
     Args:
         socket: A router or publisher.
         endpoint: ``tcp://host:port`` (port ``*`` or 0 takes a free one) or ``ipc://path``.
-        own: Keys to prove; the guard is asked about each client then. None lets everybody in.
+        own: Keys to prove; then the guard decides about each client. None admits every client.
 
     Returns:
         The endpoint with the real port.
 
     Raises:
-        OSError: It is taken or may not be used.
+        OSError: The endpoint is in use or not allowed.
     """
     _allow_ipv6(socket, endpoint)
     if own is not None:
@@ -235,10 +235,10 @@ def bind(socket: Socket, endpoint: str, own: Credentials | None = None) -> str:
 def _protect(socket: Socket, endpoint: str, own: Credentials) -> None:
     """Sets the authentication. ZeroMQ takes these options at bind, so each endpoint has its own.
 
-    On a Unix socket nothing is encrypted: the system proves whose the other process is, which says
-    which key it has (as its name in PLAIN).
-    ``ZAP_ENFORCE_DOMAIN`` refuses everybody if nobody answers who may connect; without it a
-    server without an authenticator lets everybody in.
+    On a Unix socket nothing is encrypted: the system proves the user of the other process, and the
+    process names its key (as its name in PLAIN).
+    ``ZAP_ENFORCE_DOMAIN`` refuses every client if no authenticator answers; without it a server
+    without an authenticator admits every client.
     """
     socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
     if endpoint.startswith("ipc://"):
@@ -256,8 +256,8 @@ def connect(socket: Socket, endpoint: str, ring: KeyRing | None = None) -> None:
 
     Args:
         socket: A dealer or subscriber.
-        endpoint: Where to.
-        ring: The own keys, and which one the server must prove; None to speak plainly.
+        endpoint: Endpoint of the server.
+        ring: Keys of this process, and the one that the server must prove; None to speak plainly.
     """
     _allow_ipv6(socket, endpoint)
     if ring is None or ring.is_private(endpoint):
@@ -273,7 +273,7 @@ def connect(socket: Socket, endpoint: str, ring: KeyRing | None = None) -> None:
 
 
 def _allow_ipv6(socket: Socket, endpoint: str) -> None:
-    # Not for all: names that have addresses of both kinds would be looked for in the new one.
+    # Not for all: names that have addresses of both kinds would be looked up as IPv6 first.
     if endpoint.startswith("tcp://["):
         socket.setsockopt(zmq.IPV6, 1)
 
@@ -281,9 +281,9 @@ def _allow_ipv6(socket: Socket, endpoint: str) -> None:
 def settle(socket: Socket) -> None:
     """Makes a socket take notice of connections that broke or were made till now.
 
-    A monitor reports a break a moment before the socket itself knows; what is sent in
-    between is lost, and no further event says so. After a break, therefore, nothing is
-    sent before the next connection stands and the socket was settled.
+    A monitor reports a break a moment before the socket itself detects it; frames sent in
+    between are lost, and no further event reports that. After a break, therefore, nothing is
+    sent before the next connection is made and the socket was settled.
     """
     socket.getsockopt(zmq.EVENTS)
 
@@ -292,8 +292,8 @@ def receive_rest(socket: Socket, room: int) -> tuple[memoryview, ...] | None:
     """Return the frames of a message behind the one just read, as views.
 
     Args:
-        socket: The message's socket.
-        room: Bytes that they may have together.
+        socket: Socket of the message.
+        room: Limit of their size together, in bytes.
 
     Returns:
         None if there are too many, or they are too long: then they were thrown away.
@@ -322,7 +322,7 @@ def read_monitor(watcher: Socket) -> list[tuple[int, int]]:
         Event and value; the value of an accept and a disconnect is the connection's descriptor.
     """
     found: list[tuple[int, int]] = []
-    # Asking costs a third of trying in vain.
+    # A look at the events costs a third of a read in vain.
     while int(watcher.get(_EVENTS)) & _IN:
         event, value = _EVENT.unpack(watcher.recv_multipart(zmq.NOBLOCK)[0])
         if event in _BEGINNINGS:
@@ -335,8 +335,8 @@ def _widen(descriptor: int) -> None:
     """Lets a new local connection hold a few large frames on their way.
 
     Linux gives it 208 KiB, and wakes a writer that found it full only when three quarters of that
-    were read. Larger frames go in pieces then, each of them a switch of threads to and fro. ZeroMQ
-    sets its own ``SNDBUF`` for TCP only, where the buffer grows by itself.
+    were read. Larger frames are sent in pieces then, each with a switch of threads to and fro.
+    ZeroMQ sets its own ``SNDBUF`` for TCP only, where the buffer grows by itself.
     """
     connection = _duplicate(descriptor)
     if connection is None:
@@ -372,7 +372,7 @@ def _duplicate(descriptor: int) -> system_socket.socket | None:
     try:
         return system_socket.socket(fileno=duplicate)
     except OSError:
-        os.close(duplicate)  # it has become a file's
+        os.close(duplicate)  # the descriptor belongs to a file by now
         return None
 
 

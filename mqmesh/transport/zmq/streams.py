@@ -22,15 +22,15 @@ TCP: Final = "tcp://"
 BACKLOG: Final = 1_024
 ACCEPTED_PER_TURN: Final = 64
 ACCEPT_AGAIN_MS: Final = 500
-"""After descriptors or memory ran out no connection is taken for so long."""
+"""Time for which no connection is accepted after descriptors or memory ran out."""
 _SHORT: Final = NONE_LEFT | {errno.ENOBUFS, errno.ENOMEM}
 LEAST_READ_BYTES: Final = 64 * KIB
 MOST_READ_BYTES: Final = 1 * MIB
 """Bytes that are read of one stream in a turn; the size grows from the least while reads fill."""
 WRITE_AT_ONCE_BYTES: Final = 256 * KIB
-"""What is written waits for the end of the turn, unless it is as much as this."""
+"""Size from which on written bytes are sent at once; fewer wait for the end of the turn."""
 COPIED_BYTES: Final = 16 * KIB
-"""Shorter pieces are put together: a piece costs the system more than its copy."""
+"""Limit below which pieces are joined: a piece costs the system more than its copy."""
 MOST_PIECES: Final = 1_024
 """Pieces of one ``sendmsg``; ``IOV_MAX`` of Linux."""
 
@@ -45,7 +45,7 @@ class StreamGroup:
 
     Attributes:
         shut_ns: Turn of the loop, its ``turn_ns``, in which none of them is read any more.
-        stuck_bytes: Bytes that wait in those of them that are stuck.
+        stuck_bytes: Bytes that wait in the stuck streams.
     """
 
     __slots__ = ("shut_ns", "stuck_bytes")
@@ -59,16 +59,16 @@ class Stream:
     """One connection, in the loop's thread.
 
     Args:
-        loop: Its loop.
-        connection: A connected socket; it is the stream's from now on.
-        group: Streams that it belongs to; says when it is not read.
+        loop: Loop of the stream.
+        connection: A connected socket; the stream owns it from now on.
+        group: Streams that it belongs to; decides when it is not read.
 
     Attributes:
         peer: Other end: ``host:port``, or ``unix``.
         waiting_bytes: Bytes that were written and that the system has not taken yet.
         is_stuck: The system takes no more of them for now.
-        is_closed: Nothing more is written or comes.
-        has_more: The last read did not take all that had come.
+        is_closed: True when no more bytes are written or arrive.
+        has_more: The last read did not take all bytes that had arrived.
     """
 
     __slots__ = (
@@ -105,7 +105,7 @@ class Stream:
         self._read_bytes = LEAST_READ_BYTES
 
     def start(self, handler: StreamHandler) -> None:
-        """Give what comes to this handler, from the next turn on."""
+        """Give arriving bytes to this handler, from the next turn on."""
         self._handler = handler
         self._watch()
 
@@ -113,7 +113,7 @@ class Stream:
         """Write bytes, now or when the system takes them; never blocks.
 
         Args:
-            parts: They are kept until they have left, and may not change.
+            parts: Bytes, which are kept until they have left, and may not change.
         """
         if self.is_closed or self._deaf:
             return
@@ -128,7 +128,7 @@ class Stream:
             self.flush()
 
     def flush(self) -> None:
-        """Hand over to the system what was written, as far as it takes it."""
+        """Hand over written bytes to the system, as many as it takes."""
         out = self._out
         try:
             while out:
@@ -148,8 +148,8 @@ class Stream:
         except BlockingIOError:
             self._set_stuck(True)
         except OSError:
-            # Nobody reads any more, or the system has no memory for it. What the other side sent
-            # is read still, and then the end.
+            # The other side does not read any more, or the system has no memory. Bytes that it has
+            # sent are still read, and then the end.
             self._deaf = True
             self._drop_output()
             self._shut_down()
@@ -172,7 +172,7 @@ class Stream:
             self._watch()
 
     def close(self) -> None:
-        """End the connection; what the system takes at once of what was written is sent still."""
+        """End the connection; written bytes that the system takes at once are still sent."""
         if self.is_closed:
             return
         if self._out and not self.is_stuck:
@@ -181,7 +181,7 @@ class Stream:
         self._end()
 
     def again(self) -> None:
-        """Have the handler called in the next turn, before anything more is read."""
+        """Make the loop call the handler in the next turn, before any further read."""
         if not self._called_again:
             self._called_again = True
             self._loop.again(self.descriptor)
@@ -198,7 +198,7 @@ class Stream:
         if self._group.shut_ns == self._loop.turn_ns:
             return
         if self._paused:
-            # Not merely ignored: the loop would not sleep.
+            # Not merely ignored: otherwise the loop would not sleep.
             self._rest()
             return
         try:
@@ -233,7 +233,7 @@ class Stream:
             self._loop.want_write(self.descriptor, True)
 
     def _rest(self) -> None:
-        """Look no more for what comes; what waits to leave is looked after still."""
+        """Stop reading; waiting bytes are still sent."""
         if not self.is_stuck:
             self._unwatch()
             return
@@ -283,10 +283,10 @@ class Stream:
 
 
 class StreamListener:
-    """Listens at endpoints, and hands out the connections that come.
+    """Listens at endpoints, and hands out new connections.
 
     Args:
-        loop: Its loop.
+        loop: Loop of the listener.
         accept: Called with each new stream, which it starts or closes.
 
     Attributes:
@@ -305,14 +305,14 @@ class StreamListener:
         """Listens on an endpoint, ``tcp://host:port`` (port ``*`` or 0: a free one) or ``ipc://path``.
 
         Args:
-            endpoint: Where.
-            shares_port: As of ``ByteStreamListener``.
+            endpoint: Endpoint of the listener.
+            shares_port: As for ``ByteStreamListener``.
 
         Returns:
             The endpoint with the real port.
 
         Raises:
-            OSError: It is taken or may not be used.
+            OSError: The endpoint is in use or not allowed.
         """
         try:
             listening, bound = self._listen(endpoint, shares_port=shares_port)
@@ -323,7 +323,7 @@ class StreamListener:
         return bound
 
     def close(self) -> None:
-        """Stops listening; connections are their owners' concern."""
+        """Stops listening; the owners of connections close them."""
         self._closed = True
         for descriptor, listening in self._listening.items():
             with contextlib.suppress(KeyError):
@@ -332,7 +332,7 @@ class StreamListener:
         self._listening.clear()
         for path, number in self._files.items():
             with contextlib.suppress(OSError):
-                if os.stat(path).st_ino == number:  # else the next listener there has its own
+                if os.stat(path).st_ino == number:  # otherwise the next listener there has its own
                     os.unlink(path)
         self._files.clear()
 
@@ -342,7 +342,7 @@ class StreamListener:
         try:
             if isinstance(address, str):
                 with contextlib.suppress(FileNotFoundError):
-                    os.unlink(address)  # of one that was killed
+                    os.unlink(address)  # left by a process that was killed
                 listening.bind(address)
                 self._files[address] = os.stat(address).st_ino
             else:
@@ -371,7 +371,7 @@ class StreamListener:
                     if error.errno in _SHORT:
                         self._rest(listening, error)
                         return
-                    continue  # it was gone before it was taken
+                    continue  # the connection ended before it was accepted
                 try:
                     self._accept(Stream(self._loop, connection, self.group))
                 except OSError:
@@ -394,14 +394,14 @@ def resolve(endpoint: str, *, to_listen: bool = False) -> tuple[int, Address]:
     """Return family and address of an endpoint, ``tcp://host:port`` or ``ipc://path``.
 
     Raises:
-        OSError: The name is unknown, or it is no such endpoint.
+        OSError: The name is unknown, or the text is no such endpoint.
     """
     if endpoint.startswith(IPC):
         return socket.AF_UNIX, endpoint.removeprefix(IPC)
     host, _, port = endpoint.removeprefix(TCP).rpartition(":")
     if not endpoint.startswith(TCP) or not host:
         raise OSError(errno.EINVAL, "neither tcp://host:port nor ipc://path")
-    # Not for all: names that have addresses of both kinds would be looked for in the new one.
+    # Not for all: names that have addresses of both kinds would be looked up as IPv6 first.
     family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
     if to_listen and port == "*":
         port = "0"
@@ -417,7 +417,7 @@ def resolve(endpoint: str, *, to_listen: bool = False) -> tuple[int, Address]:
 
 
 def look_up(endpoint: str) -> "Future[tuple[int, Address]]":
-    """Begin ``resolve``: a name is looked up in a thread, since the system may take long for it."""
+    """Begin ``resolve``: a thread looks the name up, since that may take the system long."""
     found: Future[tuple[int, Address]] = Future()
 
     def run() -> None:
@@ -441,10 +441,11 @@ def prepare(connection: socket.socket) -> str:
     """Set the options of a new connection; return its other end.
 
     Raises:
-        OSError: It is gone.
+        OSError: The connection is gone.
     """
     if connection.family == socket.AF_UNIX:
-        # Linux gives 208 KiB: larger frames would go in pieces, each of them a switch of processes.
+        # Linux gives 208 KiB: larger frames would be sent in pieces, each with a switch of
+        # processes.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LOCAL_SEND_BUFFER_BYTES)
         return "unix"
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -34,7 +34,7 @@ from mqmesh.transport.zmq.streams import StreamListener
 from mqmesh.transport.zmq.zap import ZapHandler
 
 if TYPE_CHECKING:
-    # Clients have none, and need not load the table of commands that it knows.
+    # Clients have none, and need not load the table of commands that the guard uses.
     from mqmesh.security.guard import Guard
 
 _RANDOM = random.SystemRandom()
@@ -45,9 +45,9 @@ class ZmqTransport:
     """The twin of ``mqmesh.transport.simulated.transport.SimulatedTransport``.
 
     Args:
-        ring: The own keys, and those that servers must prove; None to speak plainly.
-        guard: Decides who may connect; None for everybody, and where there are no servers. It is
-            asked from now on, before any server can be made.
+        ring: Keys of the process, and those that servers must prove; None to speak plainly.
+        guard: Decides who may connect; None admits every client, or there are no servers. It is
+            used from now on, before any server can be made.
 
     Attributes:
         ring, guard: As given.
@@ -71,7 +71,7 @@ class ZmqTransport:
 
     @property
     def context(self) -> sockets.Context:
-        """ZeroMQ's; made when it is asked for first, because it opens descriptors.
+        """ZeroMQ's context; made at the first access, because it opens descriptors.
 
         Raises:
             ConfigError: libzmq is too old.
@@ -83,7 +83,7 @@ class ZmqTransport:
 
     @property
     def loop(self) -> EventLoop:
-        """The one loop; made when it is asked for first."""
+        """The one loop; made at the first access."""
         if self._loop is None:
             self._loop = EventLoop()
         return self._loop
@@ -95,7 +95,7 @@ class ZmqTransport:
 
     @property
     def random(self) -> random.Random:
-        """The system's own."""
+        """The system's source of chance."""
         return _RANDOM
 
     def connect(
@@ -129,7 +129,7 @@ class ZmqTransport:
         """Make a server that is not bound yet.
 
         Raises:
-            ConfigError: There are keys, and no guard: it would let in clients with any key.
+            ConfigError: There are keys, and no guard: clients with any key would be admitted.
         """
         own, guard = self._protection()
         if own is None:
@@ -150,7 +150,7 @@ class ZmqTransport:
         """Return a transport of the same loop whose connections prove other keys.
 
         Raises:
-            ConfigError: The keys are no pair.
+            ConfigError: The keys do not belong together.
         """
         other = ZmqTransport(ring)
         other._context, other._loop = self.context, self.loop
@@ -199,7 +199,7 @@ class ZmqTransport:
         return threading.Event()
 
     def condition(self, lock: "threading.Lock | None" = None) -> threading.Condition:
-        """Make a lock, one of its own or this, and a way to wait for a change under it."""
+        """Make a condition of a given lock, or of a lock of its own."""
         return threading.Condition(lock)
 
     def pause(self, duration_s: float) -> None:
@@ -207,7 +207,7 @@ class ZmqTransport:
         time.sleep(duration_s)
 
     def busy_poll(self, for_us: int) -> None:
-        """Has the loop wait awake for so many µs before it sleeps."""
+        """Makes the loop wait awake for so many µs before it sleeps."""
         self.loop.busy_poll = BusyPoll(for_us)
 
     def run_loop(self, target: Callable[[], None], name: str) -> threading.Thread:
@@ -217,9 +217,9 @@ class ZmqTransport:
         return thread
 
     def close(self, linger_ms: int = sockets.LINGER_MS) -> None:
-        """Ends the context; what connections have not sent yet is tried for so long.
+        """Ends the context; for so long it tries to send the waiting frames of connections.
 
-        Servers that are left are closed: those of a process that could not be started.
+        Servers that remain are closed: those of a process that could not be started.
         """
         for server in self._servers:
             server.close()

@@ -1,7 +1,7 @@
-"""Answers ZeroMQ, in a role's own loop, who may connect (ZAP, ZeroMQ RFC 27).
+"""Answers ZeroMQ's queries, in a role's own loop, about who may connect (ZAP, ZeroMQ RFC 27).
 
-ZeroMQ asks while a connection is made, before a frame of it is read. There is one socket for all
-servers of a context, made with it, so no server can be there before.
+ZeroMQ sends a query while a connection is made, before a frame of it is read. There is one socket
+for all servers of a context, made with it, so no server can be there before.
 """
 
 import logging
@@ -16,14 +16,14 @@ from mqmesh.transport.zmq import sockets
 from mqmesh.transport.zmq.loop import EventLoop
 
 if TYPE_CHECKING:
-    # Clients have none, and need not load the table of commands that it knows.
+    # Clients have none, and need not load the table of commands that the guard uses.
     from mqmesh.security.guard import Guard
 
 REQUESTS_PER_TURN: Final = 64
 MAX_FRAMES: Final = 10
 MAX_PART_BYTES: Final = 256
 LOG_REFUSED_MS: Final = 1_000
-"""Refused connections are logged no more often."""
+"""Shortest time between two log lines about refused connections."""
 
 ROOT: Final = 0
 _VERSION: Final = b"1.0"
@@ -31,7 +31,7 @@ _HEAD: Final = 7
 """Frames before the credentials: empty, version, request, domain, address, identity, mechanism."""
 _CURVE_KEY_BYTES: Final = 32
 _OK: Final = (b"200", b"OK")
-# Never 300, by which a connection hangs without a report to anybody.
+# Never 300, by which a connection hangs without any report.
 _REFUSED: Final = (b"400", b"not in the access list, or not enabled")
 _BROKEN: Final = (b"500", b"a question that is none")
 
@@ -42,8 +42,8 @@ class ZapHandler:
     """Answers for all servers of one context.
 
     Args:
-        context: Theirs.
-        loop: The loop in whose thread it answers.
+        context: Context of the servers.
+        loop: Loop in whose thread it answers.
         guard: Decides who may connect, and counts refusals.
     """
 
@@ -55,7 +55,7 @@ class ZapHandler:
         loop.add(self._socket, self._on_readable)
 
     def close(self) -> None:
-        """Answers nobody any more; servers that are there still let nobody in."""
+        """Stops answering; servers that still exist admit no client any more."""
         self._loop.remove(self._socket)
         sockets.close(self._socket)
 
@@ -72,7 +72,7 @@ class ZapHandler:
                 self._socket.send_multipart([requester, *reply], zmq.NOBLOCK)
 
     def _read(self) -> list[bytes]:
-        """Read one question; of one that is too long, leave out what is beyond the limits."""
+        """Read one query; of one that is too long, leave out frames beyond the limits."""
         found = [self._socket.recv(zmq.NOBLOCK)]
         while self._socket.getsockopt(zmq.RCVMORE):
             frame = self._socket.recv(zmq.NOBLOCK, copy=False).buffer
@@ -90,16 +90,16 @@ class ZapHandler:
 
 
 def answer(frames: Sequence[bytes], guard: "Guard", own_uid: int) -> tuple[list[bytes], str]:
-    """Return the answer to ZeroMQ's question about a connection. Pure.
+    """Return the answer to ZeroMQ's query about a connection. Pure.
 
     Args:
-        frames: Its question, without the routing id.
+        frames: Frames of the query, without the routing id.
         guard: Decides who may connect.
         own_uid: User of this process.
 
     Returns:
-        The answer, empty where a question cannot even be answered, and why the connection is
-        refused, "" if it is not.
+        The answer, empty for a query that cannot be answered, and the reason why the connection
+        is refused, "" if it is not.
     """
     if len(frames) < 3 or any(len(frame) > MAX_PART_BYTES for frame in frames[:3]):
         return [], "ZeroMQ asks nothing"
@@ -131,8 +131,8 @@ def _user_id(frames: Sequence[bytes], own_uid: int) -> tuple[str, str]:
             return "", "it has no key"
         return z85.encode(frames[_HEAD]).decode(), ""
     if mechanism == b"PLAIN" and domain == sockets.LOCAL_DOMAIN.encode():
-        # ``localhost:uid:gid:pid``, as the system gave it of the other process. One of this user's
-        # could read the keys, so what it says of itself is believed: it is to have no more rights
+        # ``localhost:uid:gid:pid``, as the system named the other process. A process of this user
+        # could read the keys, so the name that it claims is trusted: it must not have more rights
         # than its user has.
         parts = address.split(b":")
         if len(parts) != 4 or parts[0] != b"localhost" or not parts[1].isdigit():
