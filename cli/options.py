@@ -98,7 +98,7 @@ def confirm(effect: str, question: str, *, yes: bool) -> None:
         yes: The user gave ``--yes``: no question is asked.
 
     Raises:
-        ConfigError: No person can be asked, and ``--yes`` is not there.
+        ConfigError: Standard input is no terminal, and ``--yes`` is missing.
     """
     if yes:
         return

@@ -194,7 +194,7 @@ def check_names(config: msgspec.Struct, *fields: str) -> None:
         fields: Which of them are such names.
 
     Raises:
-        ConfigError: Names the field and what is wrong with it.
+        ConfigError: Names the field and the error in it.
     """
     for field in fields:
         try:

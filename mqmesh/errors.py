@@ -16,7 +16,7 @@ The tree, by what the reader should do::
     │   ├── AuthenticationFailed     the server or the client is not who the other one trusts
     │   ├── TooManyOpenFiles         the process or the system is out of descriptors
     │   └── QueueFull                a bounded queue of this process is full
-    ├── StorageError                 what stays on disk
+    ├── StorageError                 the store on disk
     │   ├── CorruptRecord            damage below the synced mark
     │   ├── OffsetOutOfRange         before the first or behind the last offset
     │   ├── DiskFull                 no room, or past the mark that refuses writes
@@ -214,7 +214,7 @@ class UnsupportedCommand(BrokerError):
 
 
 class OffsetIllegal(BrokerError):
-    """Raised when an offset lies outside of what the queue holds."""
+    """Raised when an offset lies outside of the queue's bounds."""
 
 
 class StaleGeneration(BrokerError):

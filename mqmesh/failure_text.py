@@ -54,7 +54,7 @@ def cut(text: str) -> str:
 
 
 def error_to_log(error: BaseException | None = None) -> BaseException | None:
-    """Return what to give a logger as ``exc_info``: an exception whose traceback is not too long.
+    """Return the ``exc_info`` for a logger: an exception whose traceback is not too long.
 
     Args:
         error: Exception to log; by default the one that is being handled.

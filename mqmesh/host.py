@@ -134,7 +134,7 @@ def socket_path(owner: Path, name: str = "sock") -> Path:
         A path that is the same at each start. No socket is there.
 
     Raises:
-        ConfigError: There is no place for it; says what to do.
+        ConfigError: There is no place for it; names the remedy.
         OSError: The directory cannot be made.
     """
     own = owner.resolve() / name

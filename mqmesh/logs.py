@@ -123,7 +123,7 @@ def root_level() -> str:
 
 
 def set_level(level: str) -> None:
-    """Logs from this level on: one of ``LEVELS``, or what ``root_level`` said."""
+    """Logs from this level on: one of ``LEVELS``, or a level that ``root_level`` returned."""
     logging.getLogger().setLevel(level)
 
 
@@ -294,7 +294,7 @@ def one_line(text: str) -> str:
 
 
 def escape_json(text: str, *, ascii_only: bool = False) -> str:
-    """Returns the same JSON with escapes for what may break a line or move a terminal's cursor.
+    """Returns the same JSON with escapes for characters that break lines or move a cursor.
 
     Args:
         text: JSON, as ``msgspec`` or ``json`` write it.

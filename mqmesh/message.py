@@ -79,7 +79,7 @@ RESERVED_TOPICS: Final = frozenset(
 HIDDEN_TOPICS: Final = frozenset(
     {TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC, STATE_TOPIC, CARRIED_TOPIC}
 )
-"""No consumer may read them, and no query finds what is in them."""
+"""No consumer may read them, and no query finds their messages."""
 
 LONGEST_TOPIC: Final = max(len(RETRY_PREFIX), len(DLQ_PREFIX)) + MAX_GROUP_LENGTH
 """In characters: that of a group whose name is as long as it may be."""

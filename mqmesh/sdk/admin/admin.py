@@ -357,7 +357,7 @@ class AdminClient:
             order: The route keeps the queues of a broker that is down; by default it does not.
             exist_ok: Where the topic exists it is left as it is, and is no error unless it differs
                 from ``queues``, ``perm`` or ``order``, where these are given. One that differs from
-                a ``TopicConfig`` is no error: compare what is returned.
+                a ``TopicConfig`` is no error: compare the returned ones.
 
         Returns:
             Settings that are in force, by broker group.
@@ -609,7 +609,7 @@ class AdminClient:
         wanted: Mapping[str, msgspec.Struct],
         kind: type[_T],
     ) -> dict[str, _T]:
-        """Has masters take what is wanted of each; returns what is in force, by broker group."""
+        """Has each master take its settings; returns those in force, by broker group."""
         headers = {self._master_of(name, masters): encode_header(wanted[name]) for name in wanted}
 
         def put(endpoint: str) -> _T:

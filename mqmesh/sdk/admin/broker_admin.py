@@ -144,7 +144,7 @@ class BrokerAdmin(AdminClient):
 
         Args:
             broker_name: Broker group.
-            dry_run: Only report what would go.
+            dry_run: Only report the segments that would go.
 
         Raises:
             NoRoute: No master of that group is known.
@@ -174,7 +174,7 @@ def config_request(settings: Mapping[str, Any], unset: Iterable[str]) -> UpdateC
     """Return a request to change settings.
 
     Args:
-        settings: Dotted keys and values; a text stands for what it says in TOML.
+        settings: Dotted keys and values; a text is read as TOML.
         unset: Keys that are to have the value of the start again.
     """
     texts = {

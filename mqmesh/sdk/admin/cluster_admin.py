@@ -79,8 +79,8 @@ class ClusterAdmin(GroupAdmin, NamesrvAdmin):
     def export(self, *, configs: bool = False) -> ClusterSetup:
         """Return topics, groups, key/value configuration, drained brokers and access list.
 
-        No messages, no offsets, no keys; nor what a cluster makes by itself: retry and dead letter
-        topics.
+        No messages, no offsets, no keys; nor topics that a cluster makes by itself: retry and dead
+        letter topics.
 
         Args:
             configs: Also the settings of brokers that are not the default, for people to read.
@@ -162,8 +162,8 @@ class ClusterAdmin(GroupAdmin, NamesrvAdmin):
 
         Args:
             wanted: The document.
-            prune: Delete what it does not have.
-            force: Do also what loses messages.
+            prune: Delete topics and groups that it does not have.
+            force: Carry out steps that lose messages, too.
 
         Raises:
             NoRoute: No master is known.
@@ -183,7 +183,7 @@ class ClusterAdmin(GroupAdmin, NamesrvAdmin):
         steps: Sequence[ImportStep],
         on_done: Callable[[ImportStep], None] = lambda step: None,
     ) -> int:
-        """Does what a plan says, but for its conflicts.
+        """Carries out the steps of a plan, but for its conflicts.
 
         Args:
             wanted: The document that it was made from.

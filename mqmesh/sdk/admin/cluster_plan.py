@@ -166,8 +166,8 @@ def make_plan(
     Args:
         wanted: The document.
         found: Present setup of the cluster.
-        prune: Delete what the document does not have.
-        force: Do also what loses messages: fewer queues, topics with messages deleted.
+        prune: Delete topics and groups that the document does not have.
+        force: Plan steps that lose messages, too: fewer queues, topics with messages deleted.
         filled: Topics with messages, by broker group.
     """
     steps: list[ImportStep] = []

@@ -279,7 +279,7 @@ class DeadLetterClient(QueryClient):
             letters: From ``scan``; it may be the iterator itself.
             target: The group's retry topic, or the topic that each was sent to at first.
             force: Also those that were resent before.
-            dry_run: Only report what would be done.
+            dry_run: Only report the outcomes.
 
         Returns:
             Dead letters with their outcomes.

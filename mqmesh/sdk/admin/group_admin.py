@@ -535,7 +535,7 @@ class GroupAdmin(AdminClient):
         return self.pause_group(group, topic, until_ms=0)
 
     def release_leases(self, group: str, member: str) -> int:
-        """Take from a member what it holds, so that others get it at once.
+        """End the leases of a member, so that others get its messages at once.
 
         Args:
             group: Consumer group that acknowledges each message.
@@ -595,8 +595,8 @@ class GroupAdmin(AdminClient):
     ) -> OffsetMoves:
         """Lets a group go on elsewhere in a topic, with or without members.
 
-        Running consumers give up what they hold and go on there at once. The group need not
-        have read the topic before.
+        Running consumers drop the messages that they hold and go on there at once. The group need
+        not have read the topic before.
 
         Args:
             group: Consumer group.

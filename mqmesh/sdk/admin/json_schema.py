@@ -79,7 +79,7 @@ class JsonSchema:
                     self._check(part, f"{place}/{name}", 0)
 
     def trouble(self, value: Any) -> str:
-        """Return what is wrong with a value, and where; "" if it fits."""
+        """Return the error in a value, with its place; "" if the value fits."""
         return next(self._troubles(self._root, value, "$", 0), "")
 
     def _check(self, schema: Any, where: str, depth: int) -> None:

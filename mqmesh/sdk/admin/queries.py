@@ -114,7 +114,7 @@ class QueryClient(AdminClient):
         """Return messages with a key, newest first.
 
         Args:
-            topic: Topic; for what waits for a retry, the retry topic.
+            topic: Topic; for messages that wait for a retry, the retry topic.
             key: One of the message's keys, 1 to 255 characters.
             from_ms: Smallest store timestamp, ms since 1970.
             to_ms: Largest store timestamp.

@@ -103,7 +103,7 @@ class ReplayClient(SearchClient):
     def _matching(
         self, topic: str, span: Span, work: "_Work"
     ) -> Iterator[tuple[int, Span, StoredMessage]]:
-        """Yield store time, span and message of what fits, in order."""
+        """Yield store time, span and message of matching messages, in order."""
         place = span.start
         while place < span.end:
             answer = self._pull(topic, span, place, work.wanted)
@@ -164,7 +164,7 @@ class ReplayClient(SearchClient):
 
 
 class _Work(msgspec.Struct):
-    """Filter of a replay, and what it could not judge."""
+    """Filter of a replay, and the messages that it could not judge."""
 
     wanted: MessageFilter
     judge: Callable[[StoredMessage], bool]

@@ -72,8 +72,8 @@ class TransactionAdmin(AdminClient):
         Args:
             group: Only of this producer group.
             topic: Only for this topic.
-            min_age_ms: Only what is at least so old.
-            parked: Only what was parked.
+            min_age_ms: Only those that are at least so old.
+            parked: Only parked ones.
             max_count: Messages to list, 1 to 10,000.
 
         Raises:

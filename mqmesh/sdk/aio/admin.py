@@ -36,7 +36,7 @@ _T = TypeVar("_T")
 def awaited(
     method: Callable[Concatenate[Any, _P], _T],
 ) -> Callable[Concatenate[Any, _P], Coroutine[Any, Any, _T]]:
-    """Return a coroutine method that does what a blocking client's method does, in its thread."""
+    """Return a coroutine method that runs a blocking client's method, in its thread."""
 
     @functools.wraps(method)
     async def call(self: "AdminClient", /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -48,7 +48,7 @@ def awaited(
 def stepped(
     method: Callable[Concatenate[Any, _P], Iterator[_T]],
 ) -> Callable[Concatenate[Any, _P], AsyncIterator[_T]]:
-    """Return an asynchronous iterator over what a blocking method yields, in its own thread."""
+    """Return an asynchronous iterator over a blocking method's values, in its own thread."""
 
     @functools.wraps(method)
     async def walk(

@@ -310,7 +310,7 @@ class PullConsumer(_Consumer):
 
     @contextmanager
     def _forgetting(self, queues: Iterable[MessageQueue]) -> Iterator[None]:
-        """Gives up what was polled of queues, all by default, unless they cannot be moved."""
+        """Drops polled messages of queues, all by default, unless they cannot be moved."""
         chosen = set(queues)
         current, self._current = self._current, None
         given_up = [m for m in self._polled if not chosen or m.message_queue in chosen]
@@ -331,7 +331,7 @@ class PullConsumer(_Consumer):
             self._inner.close(unfinished=bool(self._polled or self._current))
         else:
             self._inner.close(unfinished=unfinished)
-        # Closed a second time it has nothing to mark; what was polled comes again.
+        # Closed a second time it has nothing to mark; polled messages come again.
         self._current = None
         self._polled.clear()
         self._done.clear()

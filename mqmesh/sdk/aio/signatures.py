@@ -1,4 +1,4 @@
-"""Constructors that take what those of the blocking classes take."""
+"""Constructors with the parameters of the blocking classes' ones."""
 
 import functools
 from collections.abc import Callable

@@ -34,7 +34,7 @@ class _InnerSimpleConsumer(BlockingSimpleConsumer):
         return self._demand(max_messages, invisible_ms, wait_ms)
 
     def look(self, caller: object, demand: Demand) -> list[StoredMessage] | None:
-        """Return what came, nothing once the time is over; None to look again after a pause."""
+        """Return messages; none once the time is over; None to look again after a pause."""
         return self._look(caller, demand)
 
     def pause_s(self, demand: Demand) -> float:
@@ -94,7 +94,7 @@ class SimpleConsumer:
                 raise
 
     async def close(self) -> None:
-        """Gives back what is not settled; from any event loop."""
+        """Returns messages that are not settled; from any event loop."""
         loop, self._loop = self._loop, None
         await asyncio.to_thread(self._inner.close)
         if loop is not None and loop is asyncio.get_running_loop():

@@ -294,7 +294,7 @@ class App:
 
 
 def check_results(makers: Sequence[ResultMaker]) -> None:
-    """Check that a handler with ``exactly_once`` sends what it returns.
+    """Check that a handler with ``exactly_once`` sends its results.
 
     Raises:
         InvalidArgument: It does not.

@@ -54,7 +54,7 @@ class ResultMaker:
 
 
 def _kind_of(function: Callable[..., Any]) -> tuple[Any, bool]:
-    """Return the type of what a function returns, and whether it returns a list of them."""
+    """Return the type of a function's results, and whether it returns a list of them."""
     name = getattr(function, "__qualname__", repr(function))
     try:
         found = inspect.signature(function, eval_str=True).return_annotation

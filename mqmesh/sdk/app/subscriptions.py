@@ -24,7 +24,7 @@ Errors = tuple[type[Exception], ...]
 
 
 class TypedHandler:
-    """A user's function, called with what its parameters ask for.
+    """A user's function, called with the arguments that its parameters name.
 
     Args:
         function: Has one parameter, annotated with the type of the body, and may have a second
@@ -77,7 +77,7 @@ class TypedSubscription(msgspec.Struct, frozen=True):
         options: Of the group's consumer.
         batch: The function gets lists.
         bind: Returns the listener in place of ``listener``, given the group's consumer.
-        outputs: Topics of what is made of the messages, and stored with them.
+        outputs: Topics of output messages, which are stored with the progress.
     """
 
     topic: str
@@ -134,7 +134,7 @@ class Subscriptions:
 
 
 def in_order(options: PushConsumerKeywords) -> PushConsumerKeywords:
-    """Return the options of a consumer whose progress is stored with what is made of messages.
+    """Return the options of a consumer whose progress is stored with output messages.
 
     Members that share queues consume them in order, so that the progress is that of one call.
 

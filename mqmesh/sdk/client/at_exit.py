@@ -20,10 +20,10 @@ _log = logging.getLogger(__name__)
 
 
 class Closable(Protocol):
-    """Interface of what is closed at the program's end."""
+    """Interface of clients that are closed at the program's end."""
 
     def close(self) -> None:
-        """Waits for what is under way, within its time, and closes; idempotent."""
+        """Waits for calls that are under way, within its time, and closes; idempotent."""
 
 
 _open: "weakref.WeakSet[Closable]" = weakref.WeakSet()

@@ -1,4 +1,4 @@
-"""Growing delays for what a client repeats because of an answer. Pure.
+"""Growing delays for requests that a client repeats because of an answer. Pure.
 
 A broker or name server that answers at once, again and again, with nothing that brings the client
 further must not make it ask as fast as the network allows.

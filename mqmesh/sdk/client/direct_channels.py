@@ -87,7 +87,7 @@ class DirectChannels:
         return channel, is_there
 
     def take(self, channel: Channel) -> Command | MQMeshError | None:
-        """Return the answer to what was posted, or why there is none; None for not yet."""
+        """Return the answer to the posted request, or its error; None if there is none yet."""
         try:
             return channel.take()
         except Exception as error:

@@ -113,7 +113,7 @@ class Heartbeats:
         )
 
     def warn_once(self, broker_name: str, warnings: list[str]) -> None:
-        """Logs what a broker warns of.
+        """Logs warnings of a broker.
 
         Args:
             broker_name: Broker.

@@ -37,7 +37,7 @@ class ClientNames:
         return renamed(header, self._add) if self._namespace else header
 
     def dropped(self, header: msgspec.Struct) -> Any:
-        """Return a header without the namespace, and without what is of others in its lists."""
+        """Return a header without the namespace, and without items of others in its lists."""
         return renamed(header, self._drop) if self._namespace else header
 
     def request(self, code: int, header: bytes) -> bytes:
@@ -52,7 +52,7 @@ class ClientNames:
         return self._changed(COMMANDS[RequestCode(code)].reply, answer)
 
     def command(self, command: Command) -> Command:
-        """Return what a server sends by itself as the client wants it."""
+        """Return a server's own command as the client wants it."""
         if command.code not in COMMANDS:
             return command
         return self._changed(COMMANDS[RequestCode(command.code)].request, command)

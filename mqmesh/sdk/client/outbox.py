@@ -14,7 +14,7 @@ from mqmesh.sdk.client.broker_connections import BrokerConnections
 from mqmesh.transport.interface import Loop, OnDone
 
 WATCH_MS: Final = 100
-"""Interval of looks at what waits for brokers without a connection."""
+"""Interval of looks at messages that wait for brokers without a connection."""
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class Effects(msgspec.Struct, eq=False):
 
 
 Event = Callable[[], Effects | None]
-"""Something that happens to what is to be sent, in the client loop."""
+"""Something that happens to messages to send, in the client loop."""
 
 
 class OutgoingRequest(msgspec.Struct, frozen=True, eq=False):
@@ -65,7 +65,7 @@ class RequestSource(Protocol):
         """Return the next request to a broker; None when nothing is left that may go now."""
 
     def without(self, broker_name: str) -> Effects | None:
-        """End what is late, without a connection to a broker that something waits for."""
+        """End late messages, without a connection to a broker that they wait for."""
 
 
 class BrokerNetwork(Protocol):
@@ -140,8 +140,8 @@ class Turns:
 class RequestOutbox:
     """Send queue: requests leave as soon as they may; each is answered exactly once.
 
-    It holds no more than ``max_in_flight`` requests a broker; what waits is the source's, with a
-    limit of its own, and so are the deadlines. Methods are for the client loop, unless they say
+    It holds no more than ``max_in_flight`` requests a broker; the source keeps waiting messages,
+    with a limit of its own, and deadlines. Methods are for the client loop, unless they say
     otherwise.
 
     Args:

@@ -70,7 +70,7 @@ class ReplicaConnections:
         self._transport.loop.call_later(0, lambda: on_done(failure))
 
     def tidy(self) -> None:
-        """Now and then: lets go what was not used since it was called last."""
+        """Closes connections that were not used since its last call; called periodically."""
         for replica, one in list(self._connections.items()):
             if replica not in self._used and not one.in_flight:
                 self._drop(replica, one)

@@ -184,7 +184,7 @@ class RouteFinder:
             self._ask_again.add(topic)
 
     def _ask_wanted(self) -> None:
-        """Asks for what is wanted: many topics in one request, few requests at a time."""
+        """Requests wanted routes: many topics in one request, few requests at a time."""
         assert self._link is not None
         while self._wanted and self._requests < MOST_REQUESTS:
             topics = list(islice(self._wanted, MAX_TOPICS_PER_REQUEST))

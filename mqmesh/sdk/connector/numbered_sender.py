@@ -2,7 +2,7 @@
 
 A producer counts by itself, and its ids end with it. Here the caller says by which key and under
 which sequences messages go: when the same is sent again, by another process and much later, the
-broker recognises what it stored last, and what is older is found by its id.
+broker recognises its last batches, and older ones are found by their ids.
 """
 
 import logging
@@ -280,7 +280,7 @@ class NumberedSender(PatientClient):
     def _try_request(
         self, broker_name: str, items: Sequence[tuple[NumberedBatch, bytes]]
     ) -> list[tuple[NumberedBatch, MQMeshError | None]]:
-        """Sends one request, without a second try: that may be refused what the first stored."""
+        """Sends a request once: a second try could be refused for batches that the first stored."""
         header = encode_send(self._timeout_ms, len(items), self._key)
         data = [data for _, data in items]
         answer = self.ask_once(broker_name, RequestCode.SEND_MESSAGE, header, data)
@@ -312,7 +312,7 @@ class NumberedSender(PatientClient):
         self.patiently(once, "a broker that is sent to")
 
     def _send_to(self, broker_name: str, waiting: list[tuple[NumberedBatch, bytes]]) -> None:
-        """Sends what waits for a broker; what is stored waits no more."""
+        """Sends batches that wait for a broker; stored ones wait no more."""
         mine = [item for item in waiting if item[0].queue.broker_name == broker_name]
         header = encode_send(self._timeout_ms, len(mine), self._key)
         answer = self.ask(broker_name, RequestCode.SEND_MESSAGE, header, [data for _, data in mine])
@@ -336,7 +336,7 @@ class NumberedSender(PatientClient):
         """Return the ``SendStatus`` of a batch that is stored.
 
         Raises:
-            MQMeshError: It was refused, or cannot be compared with what is stored in its place.
+            MQMeshError: It was refused, or cannot be compared with the batch stored in its place.
         """
         if outcome.code == _OK:
             return outcome.status

@@ -88,7 +88,7 @@ class MetricValueView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MetricView(msgspec.Struct, frozen=True, kw_only=True):
-    """A metric; as ``Metric``, with what was measured.
+    """A metric; as ``Metric``, with its reading.
 
     Attributes:
         rocketmq_name: Its name in RocketMQ; absent if it has none there.
@@ -406,7 +406,7 @@ def gateway_client_views(gateway: str, clients: list[GatewayClient]) -> list[Gat
 
 
 def draining_view(broker_name: str, done: Draining) -> DrainingView:
-    """Makes the view of what a drain or its end changed."""
+    """Makes the view of the changes by a drain or its end."""
     return view_of(DrainingView, done, broker_name=broker_name)
 
 

@@ -300,7 +300,7 @@ def group_settings_view(group: str, configs: Mapping[str, GroupConfig]) -> Group
 
 
 def group_views(by_broker: Mapping[str, Iterable[GroupSummary]]) -> list[ConsumerGroupView]:
-    """Makes views of groups, by name, from what each broker says."""
+    """Makes views of groups, by name, from the answers of brokers."""
     found: dict[str, dict[str, GroupSummary]] = {}
     for broker_name, summaries in by_broker.items():
         for one in summaries:
@@ -373,7 +373,7 @@ def _failures(one: GroupFailures) -> dict[str, Any]:
 
 
 def lease_views(found: Mapping[str, Iterable[LeaseInfo]]) -> list[LeaseView]:
-    """Makes the views of what members of a group hold, by topic, broker and queue."""
+    """Makes the views of a group's leases, by topic, broker and queue."""
     views = [
         view_of(LeaseView, one, broker_name=name) for name, some in found.items() for one in some
     ]
@@ -402,7 +402,7 @@ def producers_view(group: str, members: list[ProducerConnection]) -> ProducersVi
 
 
 def offset_moves_view(group: str, moves: OffsetMoves) -> OffsetMovesView:
-    """Makes the view of what a reset, clone or skip changes, or would change."""
+    """Makes the view of the changes by a reset, clone or skip, done or only planned."""
     queues = [_offset_move(one) for one in moves.queues]
     return view_of(OffsetMovesView, moves, group=group, queues=queues)
 

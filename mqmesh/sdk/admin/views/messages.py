@@ -1,4 +1,4 @@
-"""Views of messages, and of what is known of them: dead letters, half messages, delays, tracks."""
+"""Views of messages, and of their states: dead letters, half messages, delays, tracks."""
 
 import base64
 from collections import Counter
@@ -223,7 +223,7 @@ class RefusedResendView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResentView(msgspec.Struct, frozen=True, kw_only=True):
-    """Numbers of dead letters by what became of them when they were resent."""
+    """Numbers of resent dead letters, by outcome."""
 
     dry_run: bool
     resent: int = 0
@@ -379,7 +379,7 @@ def _of_message(message: StoredMessage) -> dict[str, Any]:
 
 
 def messages_view(result: QueryResult) -> MessagesView:
-    """Makes the view of what a query found."""
+    """Makes the view of a query's result."""
     return view_of(MessagesView, result, messages=[message_view(one) for one in result.messages])
 
 

@@ -130,7 +130,7 @@ class LogComparisonView(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         broker_name: Broker group.
         start: Commit-log offset of the oldest record that all have, 0 if there is none.
-        compared: End of what was compared.
+        compared: End of the compared part.
         broker_ids: Replicas of the logs.
         differences: Places that differ.
     """
