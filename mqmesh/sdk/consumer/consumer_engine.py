@@ -243,7 +243,7 @@ class ConsumerEngine(Generic[S]):
         """Ends pulling, waits for the work to stop, commits and leaves the group.
 
         Args:
-            stop_work: Waits for what is being worked on.
+            stop_work: Waits for messages in work.
         """
         if self.client.closed or not self.client.started:
             stop_work()
@@ -364,7 +364,7 @@ class ConsumerEngine(Generic[S]):
     def commit(
         self, queues: Iterable[MessageQueue], on_done: Callable[[MQMeshError | None], None]
     ) -> None:
-        """Commits what is done in queues of this consumer."""
+        """Commits the progress in queues of this consumer."""
         offsets = {}
         for queue in queues:
             one = self.assigned.get(queue)
@@ -616,7 +616,7 @@ class ConsumerEngine(Generic[S]):
         if one.sink is not None:
             one.sink.drop()
             if not one.sink.is_idle():
-                # The next owner waits for what runs, and if that is us, we do too.
+                # The next owner waits for running calls, and if that is us, we do too.
                 self.starts.leaving.add(queue)
                 one.sink.when_idle(lambda: self.starts.leaving.discard(queue))
         return one.sink
@@ -726,7 +726,7 @@ class ConsumerEngine(Generic[S]):
         self.offsets.release(left)
 
     def _hand_over(self, given: Mapping[MessageQueue, S | None]) -> None:
-        """Commits what was done in queues that were given up, and lets others have them."""
+        """Commits the progress in queues that were given up, and lets others have them."""
         gone = {queue: sink for queue, sink in given.items() if sink is not None}
 
         def commit(on_done: Callable[[MQMeshError | None], None]) -> None:

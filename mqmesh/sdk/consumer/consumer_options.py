@@ -145,7 +145,7 @@ class PushConsumerOptions(ConsumerOptions, frozen=True, kw_only=True, forbid_unk
         return self.most_retries() if is_tried_again else None
 
     def run_settings(self) -> RunSettings:
-        """Return the options of what is received under leases."""
+        """Return the options of messages that are received under leases."""
         return RunSettings(
             delivery=self.delivery,
             invisible_ms=self.invisible_ms,
@@ -168,7 +168,7 @@ class PullConsumerOptions(ConsumerOptions, frozen=True, kw_only=True, forbid_unk
     """Options of a pull consumer.
 
     Attributes:
-        auto_commit: Commit by itself what earlier polls returned, each
+        auto_commit: Commit messages of earlier polls by itself, each
             ``persist_consumer_offset_interval_ms`` and on close.
         pull_batch_size: Most messages that a poll returns, unless it says otherwise.
         request_timeout_ms: For calls that ask a broker.

@@ -228,7 +228,7 @@ class FilterLink:
                 self._logged = type(error)
                 _log.error("group %s, %s waits for its filter: %s", self._group, queue, error)
         else:
-            return  # what passes by itself need not be reported to the user
+            return  # an error that passes by itself need not be reported to the user
         self.decided.set()
 
 

@@ -1,4 +1,4 @@
-"""The base of push and pull consumers: subscriptions, life, and what both report."""
+"""The base of push and pull consumers: subscriptions, life, and reports."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable

@@ -9,7 +9,7 @@ import msgspec
 from mqmesh.errors import MQMeshError, NoPermission, TopicNotFound
 
 REPORT_MS: Final = 60_000
-"""Interval of log lines about what lasts."""
+"""Interval of log lines about a lasting hindrance."""
 
 _log = logging.getLogger(__name__)
 

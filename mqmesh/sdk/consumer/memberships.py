@@ -19,9 +19,9 @@ class Standing(enum.Enum):
     KNOWN = enum.auto()
     """A member, as before; or for the first time, or none."""
     RESTARTED = enum.auto()
-    """Another life of the broker: it knows nothing of what we had."""
+    """Another life of the broker: it does not know our former claims."""
     REPLACED = enum.auto()
-    """We were removed and came back; what we had was given to others."""
+    """We were removed and came back; our queues were given to others."""
     DOUBTED = enum.auto()
     """A member, as before, but a commit was refused: some queue was given to another one,
     which seemed to be alone when a broker that came back had not met us yet."""

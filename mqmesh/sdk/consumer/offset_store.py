@@ -35,7 +35,7 @@ class OffsetStore(Protocol):
     epochs: dict[MessageQueue, int]
     """Epoch of the broker's log in which this member's place is right, by queue."""
     processing: set[MessageQueue]
-    """Queues whose progress is on its way together with what was made of their messages, or may be
+    """Queues whose progress is on its way together with outputs of their messages, or may be
     in the log: nothing of them is committed otherwise."""
 
     def open(self) -> None:
@@ -68,7 +68,7 @@ class OffsetStore(Protocol):
         """Release queues that this member does not read any more, without waiting for an answer."""
 
     def commit(self, offsets: Mapping[MessageQueue, int], on_done: OnCommitted) -> None:
-        """Commits offsets that differ from what was committed last.
+        """Commits offsets that differ from those committed last.
 
         Args:
             offsets: By queue, the next offset to read.
@@ -79,10 +79,10 @@ class OffsetStore(Protocol):
         """Return where the group stands in a queue once all is carried out; -1 for nowhere yet."""
 
     def note_processed(self, queue: MessageQueue, offset: int) -> None:
-        """Note that an offset was committed together with what was made of the messages."""
+        """Note that an offset was committed together with outputs of the messages."""
 
     def forget(self, queue: MessageQueue) -> None:
-        """Forget what was committed last of a queue that was given away."""
+        """Forget the last committed offset of a queue that was given away."""
 
     def forget_broker(self, broker_name: str) -> None:
         """Forget the commits at a broker that came back, perhaps without the last ones."""
@@ -113,7 +113,7 @@ class BrokerOffsets(OffsetStore):
         self._client_id = client_id
         self._network = network
         self._committed: dict[MessageQueue, int] = {}
-        # Where the group stands; unlike what was committed, also of what has no answer yet.
+        # Where the group stands, with commits that have no answer yet.
         self._known: dict[MessageQueue, int] = {}
 
     def open(self) -> None:
@@ -228,7 +228,7 @@ class BrokerOffsets(OffsetStore):
     def _send(
         self, broker_name: str, offsets: dict[MessageQueue, int], on_done: OnCommitted
     ) -> None:
-        self._known.update(offsets)  # what is sent behind it comes behind it
+        self._known.update(offsets)  # a later request arrives behind this one
         header = encode_header(
             UpdateConsumerOffsetRequest(
                 self._group,

@@ -22,7 +22,7 @@ class PolledQueues:
         changed: A condition for it alone: its lock guards the buffers.
         clock: Of the client.
         limits: Of each queue.
-        counters: Counts what cannot be decoded.
+        counters: Counts undecodable batches.
         check_open: Raises ``ClientClosed`` when polls are to end.
         check_able: Raises an error when nothing can come as things are.
 

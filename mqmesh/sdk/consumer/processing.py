@@ -36,7 +36,7 @@ from mqmesh.sdk.consumer.receiving.receiver import Receiver
 CALL_MS: Final = PATIENCE_MS + 10_000
 
 CommitAll = Callable[[list[StoredMessage], Made, OnCommitted], None]
-"""Function that commits messages and what was made of them; in the client loop."""
+"""Function that commits messages and their outputs; in the client loop."""
 
 
 class Processing:
@@ -156,7 +156,7 @@ class LeasedCommits:
         self._on_begun = on_begun
 
     def commit(self, messages: list[StoredMessage], outputs: Made, on_done: OnCommitted) -> None:
-        """Settle messages and store what was made of them."""
+        """Settle messages and store their outputs."""
         with self._receiver.turn:
             try:
                 source, taken = self._take(messages)
@@ -233,7 +233,7 @@ class OwnedCommits:
         self._commits = commits
 
     def commit(self, messages: list[StoredMessage], outputs: Made, on_done: OnCommitted) -> None:
-        """Commit the progress of a queue and store what was made of its messages."""
+        """Commit the progress of a queue and store outputs of its messages."""
         engine, offsets = self._engine, self._engine.offsets
         first, last = messages[0], messages[-1]
         queue = first.message_queue
@@ -278,12 +278,12 @@ class OwnedCommits:
 def check_outputs(
     client: ClientEngine, consumed: Sequence[str], topics: Sequence[str], timeout_ms: int
 ) -> None:
-    """Check that what is made of messages can be stored where these are; from other threads.
+    """Check that outputs can be stored where their messages are; from other threads.
 
     Args:
         client: Connections.
         consumed: Topics of the messages; those that are not there yet are passed over.
-        topics: Topics of what is made of them.
+        topics: Topics of their outputs.
         timeout_ms: Longest wait for a route.
 
     Raises:

@@ -67,7 +67,7 @@ class PullConsumer(GroupConsumer[FetchBuffer]):
                 for message in consumer.poll():
                     print(message.body)
 
-    With ``auto_commit`` (the default) a poll says that what earlier polls returned is done. To
+    With ``auto_commit`` (the default) a poll marks messages of earlier polls as done. To
     gather several polls, and fail perhaps, use ``auto_commit=False`` and ``commit``::
 
         with PullConsumer("loader", auto_commit=False) as consumer:
@@ -93,8 +93,8 @@ class PullConsumer(GroupConsumer[FetchBuffer]):
             ``mqmesh.sdk.consumer.rebalance``.
         client: Settings of the connection.
         transport: The world; ZeroMQ by default.
-        hooks: Called for what a poll returns of each queue, before it does, and when the next poll
-            says that it is done.
+        hooks: Called for the messages of each queue before a poll returns them, and when the next
+            poll marks them as done.
         options: Fields of ``PullConsumerOptions``, by name.
 
     Raises:
@@ -197,7 +197,7 @@ class PullConsumer(GroupConsumer[FetchBuffer]):
                 raise
 
     def close(self, *, unfinished: bool = False) -> None:
-        """Commits what polls returned, if ``auto_commit`` is on, and leaves; idempotent.
+        """Commits polled messages, if ``auto_commit`` is on, and leaves; idempotent.
 
         Args:
             unfinished: Messages of the last poll were not worked on and shall come again.

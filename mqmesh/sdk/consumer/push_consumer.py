@@ -391,7 +391,7 @@ class PushConsumer(GroupConsumer[PushSink]):
         return self.options.message_model == MessageModel.CLUSTERING
 
     def _make_runs(self) -> ReceivedRuns | None:
-        """Make what receives messages one by one, unless members divide the queues."""
+        """Make the receiver of messages one by one, unless members divide the queues."""
         if self.options.delivery is DeliveryMode.QUEUE:
             return None
         engine = self._engine

@@ -46,13 +46,13 @@ class PushSink(QueueSink):
         return self._process.has_room()
 
     def take(self, batches: list[PulledBatch], next_offset: int, size_bytes: int) -> None:
-        """Takes what was pulled and has it consumed."""
+        """Takes pulled batches and has them consumed."""
         span = self._process.add(batches, next_offset, size_bytes)
         if span is not None:
             self._service.submit(self._work, batches, span)
 
     def move(self, offset: int, *, by_admin: bool = False) -> None:
-        """Goes on at another offset; what was held is given up."""
+        """Goes on at another offset; held messages are dropped."""
         before, self._work = self._work, self._make_work()
         self._service.revoke(before)
         self._service.follow(self._work, before)

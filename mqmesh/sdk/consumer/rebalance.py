@@ -41,7 +41,7 @@ class AllocateStrategy(Protocol):
 class Average(AllocateStrategy):
     """Allocation of runs of neighbouring queues; the first members get one more.
 
-    Members keep what they have, as far as all get as many: so as few queues move as can be.
+    Members keep their queues, as far as all get as many: so as few queues move as possible.
     """
 
     def allocate(

@@ -63,5 +63,5 @@ class RebalanceTimer:
         self._quiet_until_ms = min(now_ms + REJOIN_MS, self._quiet_since_ms + MOST_QUIET_MS)
 
     def divided(self) -> None:
-        """Note that the queues were assigned; what was quiet before counts no more."""
+        """Note that the queues were assigned: the next quiet time begins anew."""
         self._quiet_since_ms = None

@@ -59,9 +59,9 @@ class ReceiveEngine:
     Attributes:
         client: Routes, connections and heartbeats.
         hindrances: Reasons why no messages come.
-        changed: A condition for what came, and for those who wait for it; from any thread.
+        changed: A condition for messages that came, and callers that wait for some; of any thread.
         on_arrival: Called in the client loop whenever something came, or can come no more.
-        processed_commits: Commits of messages together with what was made of them.
+        processed_commits: Commits of messages together with their outputs.
     """
 
     def __init__(
@@ -260,7 +260,7 @@ class ReceiveEngine:
     def settle_alone(self, messages: list[StoredMessage], timeout_ms: int) -> bool:
         """Acknowledges messages in the calling thread, if nothing else is under way.
 
-        Not for the client loop; what goes wrong is left to that.
+        Not for the client loop; errors are left to that.
 
         Args:
             messages: As they were received.
@@ -383,7 +383,7 @@ class ReceiveEngine:
     def _return_behind(
         self, source: ReceiveSource, held: HeldLease, failed: list[StoredMessage]
     ) -> None:
-        """Give back what no caller got yet behind messages that failed, by key."""
+        """Return messages that no caller got yet behind failed ones, by key."""
         keys = {
             one.sharding_key for one in failed if one.info.fencing_token == held.lease.lease
         } - {None}
@@ -477,7 +477,7 @@ class ReceiveEngine:
             return next((one for one in self._demands.values() if one.until_ms > now_ms), None)
 
     def _prefetch(self, source: ReceiveSource) -> Demand | None:
-        """Return what the caller that has reported on all it got will ask for next."""
+        """Return the next demand of the caller that has reported on all of its messages."""
         with self.changed:
             last = None if self._buffer else self._last
         if last is None or any(one.has_open for one in self._receiver.sources.values()):

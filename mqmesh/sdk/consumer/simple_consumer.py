@@ -1,4 +1,4 @@
-"""Simple consumer: the application receives messages, and says of each what became of it."""
+"""Simple consumer: the application receives messages, and reports the outcome of each."""
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
@@ -137,7 +137,7 @@ class SimpleConsumer:
                 raise
 
     def close(self) -> None:
-        """Gives back what is not settled, so that others get it at once; idempotent."""
+        """Returns messages that are not settled, so that others get them at once; idempotent."""
         if self._state in ("closing", "closed"):
             return
         running, self._state = self._state == "running", "closing"
@@ -372,7 +372,7 @@ class SimpleConsumer:
         return Demand(max_messages, invisible_ms or 0, self._now_ms() + wait_ms)
 
     def _look(self, caller: object, demand: Demand) -> list[StoredMessage] | None:
-        """Return what came, nothing once the time is over; None to look again after a pause."""
+        """Return messages; none once the time is over; None to look again after a pause."""
         late_ms = self._now_ms() - demand.until_ms
         answered = self._engine.is_answered(caller)
         found = self._take(demand.max_messages)

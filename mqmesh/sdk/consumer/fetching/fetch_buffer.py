@@ -68,7 +68,7 @@ class FetchBuffer(QueueSink):
             )
 
     def take(self, batches: list[PulledBatch], next_offset: int, size_bytes: int) -> None:
-        """Takes what was pulled."""
+        """Takes pulled batches."""
         with self._changed:
             self._next_offset = next_offset
             if batches:
@@ -80,7 +80,7 @@ class FetchBuffer(QueueSink):
                 self.position = next_offset
 
     def move(self, offset: int, *, by_admin: bool = False) -> None:
-        """Goes on at another offset; what was held is given up."""
+        """Goes on at another offset; held messages are dropped."""
         with self._changed:
             self._sent_to = offset if by_admin else None
             self._clear()
@@ -108,7 +108,7 @@ class FetchBuffer(QueueSink):
         return max(self.position - self.acked, 0)
 
     def drop(self) -> None:
-        """Gives up what is held."""
+        """Drops the held messages."""
         with self._changed:
             self.dropped = True
             self._clear()

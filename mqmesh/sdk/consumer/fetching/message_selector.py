@@ -14,7 +14,7 @@ from mqmesh.protocol.pulling import ExpressionType
 
 
 class MessageSelector(msgspec.Struct, frozen=True, kw_only=True):
-    """An expression and its language; what it leaves out does not cross the network.
+    """An expression and its language; messages that it leaves out do not cross the network.
 
     Make one with ``by_tag``, ``by_sql`` or ``by_python``::
 
@@ -109,7 +109,7 @@ def check_not_subscribed(topic: str, subscribed: Collection[str]) -> None:
 
 
 def as_selector(expression: Wanted) -> MessageSelector:
-    """Return a checked selector of what a user gave.
+    """Return a checked selector of a user's argument.
 
     Raises:
         InvalidArgument: As ``MessageSelector.check``, or it is none of them.

@@ -28,7 +28,7 @@ _DONE_BYTE: Final = b"\x01"
 
 
 class FlowLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits beyond which a queue is not pulled; what was pulled already is never dropped.
+    """Limits beyond which a queue is not pulled; pulled messages are never dropped.
 
     Attributes:
         messages: Messages held.
@@ -101,7 +101,7 @@ class ProcessQueue:
     def add(
         self, batches: Sequence[PulledBatch], next_offset: int, size_bytes: int
     ) -> StateSpan | None:
-        """Takes in what was pulled.
+        """Takes in pulled batches.
 
         Args:
             batches: In order, from ``next_offset`` of this queue on; what stands between them

@@ -332,7 +332,7 @@ class PullLoop:
             self.resume()
 
     def reset(self, offset: int) -> None:
-        """Goes on at an offset that an administrator chose; what is held is given up."""
+        """Goes on at an offset that an administrator chose; held messages are dropped."""
         self._reset(offset, 0)
 
     def _reset(self, offset: int, delay_ms: int) -> None:
@@ -352,7 +352,7 @@ class PullLoop:
         self._restart(delay_ms)
 
     def drop(self) -> None:
-        """Ends the loop; what is under way has no effect any more."""
+        """Ends the loop; a pull under way has no effect any more."""
         self.dropped = True
 
     def _again(self, delay_ms: int) -> None:

@@ -42,7 +42,7 @@ class PulledBatch:
         body: The answer that it is part of.
         position: Byte position in the answer.
         header: Its header.
-        first: Queue offset of the first message wanted; what stands before is left out.
+        first: Queue offset of the first message wanted; earlier ones are left out.
 
     Attributes:
         first: As above.
@@ -85,7 +85,7 @@ class PulledBatch:
             fencing_token: Of the lock that they are consumed under, 0 for none.
 
         Raises:
-            CorruptBatch: The producer wrote what cannot be decoded.
+            CorruptBatch: The producer wrote messages that cannot be decoded.
         """
         source, header = self._source, self._header
         messages = decode_messages(

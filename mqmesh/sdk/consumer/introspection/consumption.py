@@ -51,7 +51,7 @@ class Consumption:
 
     Args:
         group: Consumer group.
-        totals: Looks at what was done so far, by topic.
+        totals: Returns the totals so far, by topic.
         held: Looks at messages and bytes that are cached, by topic.
     """
 

@@ -22,7 +22,7 @@ def read_stacks(first: str, loop: asyncio.AbstractEventLoop | None = None) -> st
         loop: Event loop whose tasks are listed too, in front of all.
 
     Returns:
-        At most ``MAX_STACKS_LENGTH`` characters; what is beyond is cut off.
+        At most ``MAX_STACKS_LENGTH`` characters; the rest is cut off.
     """
     names = {one.ident: one.name for one in threading.enumerate()}
     frames = sorted(

@@ -129,7 +129,7 @@ class Portion:
         return min(self.calls_begun * self.work.batch_size, self._messages)
 
     def waiting(self) -> list[int]:
-        """Return queue offsets of what was not begun; of a first try, the first stands for all."""
+        """Return queue offsets of messages not begun; of a first try, the first stands for all."""
         if self._source is not None:
             source: Sequence[PulledBatch | StoredMessage | list[StoredMessage]] = self._source
         else:
@@ -181,7 +181,7 @@ class Portion:
         self.call_count += len(messages)
 
     def revoke(self) -> None:
-        """Drop what was not begun; from any thread."""
+        """Drop messages that were not begun; from any thread."""
         self._messages, self.call_count = self.messages_begun, self.calls_begun
         self._source = None
         self._items.clear()  # a list's iterator ends where its list does

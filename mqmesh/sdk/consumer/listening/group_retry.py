@@ -73,7 +73,7 @@ class GroupRetry:
         group: Consumer group.
         sender: Sends them.
         call_later: Calls in the client loop after so many milliseconds; from any thread.
-        keep: Takes over what cannot be sent back, and has it consumed here once more.
+        keep: Takes over messages that cannot be sent back, and has them consumed here once more.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class GroupRetry:
         self._send_unread(queue, offset, 1, span, reason)
 
     def look(self, now_ms: int, commit_offsets: Mapping[MessageQueue, int]) -> None:
-        """Do nothing: the send-back queue looks after what waits."""
+        """Do nothing: the send-back queue looks after waiting messages."""
 
     def wait(self, timeout_s: float) -> bool:
         """Waits until nothing is under way; not in the client loop."""

@@ -151,7 +151,7 @@ class OrderlyQueue(QueueWork):
 
     @property
     def begun_offset(self) -> int:
-        """Queue offset behind what is being called; 0 when nothing is."""
+        """Queue offset behind the messages that are being called; 0 when none is."""
         current = self.current
         return 0 if current is None else current[-1].queue_offset + 1
 

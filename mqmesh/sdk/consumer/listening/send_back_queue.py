@@ -35,10 +35,10 @@ MAX_ENTRIES: Final = 64
 TIMEOUT_MS: Final = 6_000
 """A broker with SYNC_FLUSH may itself wait for its disk for 5 s."""
 TRIES: Final = 2
-"""Requests whose outcome is unknown are repeated so often; what was sent back stays that."""
+"""Requests whose outcome is unknown are repeated so often; messages sent back stay that."""
 AGAIN_MS: Final = 300
 IN_FLIGHT: Final = 1
-"""Requests a broker; what fails meanwhile shares the next one."""
+"""Requests a broker; messages that fail meanwhile share the next one."""
 
 OnSentBack = Callable[[int | MQMeshError], None]
 """Callback in the client loop: the number of new dead letters, or why none was taken."""
@@ -80,7 +80,7 @@ class SendBacks:
         group: Consumer group.
         max_reconsume_times: Times sent back after which a message becomes a dead letter.
         may_come: False for a broker that is not worth waiting for.
-        changed: Condition of ``wait``; guards what waits.
+        changed: Condition of ``wait``; guards waiting messages.
     """
 
     def __init__(

@@ -131,7 +131,7 @@ class SparingThreads(WorkerThreads):
 
 
 def run_turn(turn: Turn) -> None:
-    """Calls a listener with what a turn asks for, to the turn's end."""
+    """Calls a listener with the messages that a turn yields, to the turn's end."""
     listener, send = turn.work.listener, turn.calls.send
     result: object
     try:

@@ -388,7 +388,7 @@ class ReceiveSource:
             self._client.call_later(pause_ms, self.receive_again)
 
     def _take(self, found: ReceiveResponse, bodies: Sequence[memoryview]) -> None:
-        """Take what came.
+        """Take received messages.
 
         Raises:
             CorruptBatch, RemoteProtocolError: Some of it is damaged.

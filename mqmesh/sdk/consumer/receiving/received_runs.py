@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Modes and sizes of what is received.
+    """Modes and sizes of received messages.
 
     Attributes:
         delivery: ``message``, or ``fifo``: messages of one key are consumed one after the other.
@@ -216,7 +216,7 @@ class ReceivedRuns:
         self._post(report)
 
     def _progress(self, run: ReceivedRun) -> None:
-        """Have what was done acknowledged; called by a worker."""
+        """Have done messages acknowledged; called by a worker."""
         if self._is_ordered and run.rest:
             assert self._service is not None
             self._service.submit_portions([run.next_portion()])
@@ -238,7 +238,7 @@ class ReceivedRuns:
         self.receiver.tick(self._client.loop.clock.monotonic_ms())
 
     def look(self, now_ms: int) -> None:
-        """Give back what a listener has for too long, and what none has begun for as long."""
+        """Return messages that a listener has for too long, or none has begun for as long."""
         timeout_ms = self._settings.consume_timeout_ms
         at_hand = self._with_listeners()
         for run in [run for runs in self._runs.values() for run in runs]:
@@ -251,7 +251,7 @@ class ReceivedRuns:
                 self._return_waiting(run, begun)
 
     def stop(self) -> None:
-        """Give back what no listener has begun: others get it at once. Nothing more comes."""
+        """Return messages that no listener has begun: others get them at once. No more come."""
         assert self._service is not None
         for source in self.receiver.sources.values():
             source.dropped = True
@@ -259,7 +259,7 @@ class ReceivedRuns:
         self._give_back([run for runs in self._runs.values() for run in runs])
 
     def finish(self, on_done: Callable[[bool | MQMeshError], None]) -> None:
-        """Report what is done; what listeners still have comes again when this member is gone."""
+        """Report done messages; those that listeners still have come again after the leave."""
         self._flush()
         self.receiver.when_settled(lambda: on_done(True))
 
@@ -274,7 +274,7 @@ class ReceivedRuns:
         self.receiver.receive()
 
     def forget(self, topic: str) -> None:
-        """Receive no more from a topic; what no listener has begun goes back."""
+        """Receive no more from a topic; messages that no listener has begun are returned."""
         sources = self.receiver.forget(topic)
         self._known.discard(topic)
         self._give_back(
@@ -363,7 +363,7 @@ class ReceivedRuns:
                 failed = [one for at, one in run.open.items() if run.state(at) == PARKED]
                 self._report(run, failed, SettleAction.NACK, "its listener failed")
         for held, (source, bits) in acks.items():
-            if bits & held.bits:  # else they were settled together with what was made of them
+            if bits & held.bits:  # else they were settled together with their outputs
                 self._settle(source, held, bits, SettleAction.ACK)
         self.receiver.receive()
 

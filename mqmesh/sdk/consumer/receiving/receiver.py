@@ -128,7 +128,7 @@ class Receiver:
                 source.receive_again()
 
     def receive(self) -> None:
-        """Ask all sources for what is wanted; another one first each time."""
+        """Send demands to all sources; to another one first each time."""
         sources = list(self.sources.values())
         self._turn += 1
         at = self._turn % max(len(sources), 1)

@@ -67,7 +67,7 @@ class Settler:
         group: Consumer group.
         topic: Topic that is received from.
         leases: Leases by number; those without open messages are removed.
-        ride: Sends a receive that takes along what waits, if one is due.
+        ride: Sends a receive that takes waiting settlements along, if one is due.
         turn: Lock of the member's machines.
     """
 
@@ -162,7 +162,7 @@ class Settler:
             self._waiting.popleft().on_done(error)
 
     def take(self) -> Report:
-        """Return what waits, for a request of another kind; ``answered`` follows.
+        """Return waiting settlements, for a request of another kind; ``answered`` follows.
 
         None of it before the pause after a refusal is over: else each answer would ask anew.
         """
@@ -255,7 +255,7 @@ class Settler:
             self._send_next()
 
     def _note(self, report: Report, codes: list[int], error: MQMeshError | None) -> int:
-        """Report outcomes; return the pause before the next try of what is left."""
+        """Report outcomes; return the pause before the next try of the rest."""
         gathered = report.gathered
         if error is None and len(codes) != len(gathered):
             error = RemoteProtocolError(f"{len(codes)} codes for {len(gathered)} settlements")
@@ -281,7 +281,7 @@ class Settler:
         return max(self._again_ms - self._client.loop.clock.monotonic_ms(), 0)
 
     def _settled(self, some: list[Settling], refusal: MQMeshError | None) -> list[Settling]:
-        """Report an outcome; return what has to be tried by itself."""
+        """Report an outcome; return settlements that have to be tried by themselves."""
         if refusal is not None and len(some) > 1:
             # Another member has one of them by now, but not the others.
             for one in some:
@@ -297,7 +297,7 @@ class Settler:
 
 
 def _gather(waiting: deque[Settling]) -> list[list[Settling]]:
-    """Take what goes into one request, acknowledgements of one lease together."""
+    """Take settlements for one request, acknowledgements of one lease together."""
     found: list[list[Settling]] = []
     acks: dict[HeldLease, list[Settling]] = {}
     while waiting and len(found) < MOST_AT_ONCE:
