@@ -65,7 +65,7 @@ class ExpiringMeta(DelayedMeta, array_like=True, frozen=True, gc=False):
     """The meta of a batch of messages that expire, delayed or not. Array positions are on disk.
 
     Attributes:
-        expires_ms: From then on nobody gets the messages, wall clock, ms. Of delayed messages, as
+        expires_ms: Time of expiry of the messages, wall clock, ms. Of delayed messages, as
             a producer sends them: minus how long they live from their delivery on.
     """
 
@@ -161,7 +161,7 @@ def expires_ms(buffer: Buffer, header: BatchHeader) -> int:
 
 
 def has_expired(buffer: Buffer, header: BatchHeader, now_ms: int) -> bool:
-    """Return whether nobody may get the messages of a batch any more; wall clock, ms."""
+    """Return whether no consumer may get the messages of a batch any more; wall clock, ms."""
     return bool(header.attributes & _HAS_EXPIRY) and 0 < expires_ms(buffer, header) <= now_ms
 
 

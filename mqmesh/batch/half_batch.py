@@ -22,7 +22,7 @@ from mqmesh.message import (
 )
 
 PROPERTY_CHECK_IMMUNITY_TIME: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"
-"""Property of a message in a transaction: time before the broker asks its sender back."""
+"""Property of a message in a transaction: time before the broker queries its sender."""
 HALF_QUEUE: Final = 0
 """All half messages of a broker stand in one queue, in the order in which they came."""
 MAX_IMMUNITY_S: Final = 7 * 24 * 3_600
@@ -36,10 +36,10 @@ class HalfMeta(BatchMeta, array_like=True, frozen=True, gc=False):
     """The meta of a batch of half messages. Array positions are on disk and never change.
 
     Attributes:
-        producer_group: Group whose members may be asked what became of the transaction.
+        producer_group: Group whose members may be queried about the transaction's outcome.
         real_topic: Topic that the messages are written to when they are committed.
         real_queue_id: Its queue.
-        has_immunity: A message says when it may be asked about first
+        has_immunity: A message has a time of its first check
             (``CHECK_IMMUNITY_TIME_IN_SECONDS``).
     """
 
@@ -119,7 +119,7 @@ def read_half_meta(buffer: Buffer, header: BatchHeader) -> HalfMeta:
 
 
 def immunity_ms(message: Message) -> int | None:
-    """Return the delay before the broker asks a message's sender back; None if it sets none.
+    """Return the delay before the broker queries a message's sender; None if it sets none.
 
     A value that is no whole number of seconds from 0 to a week counts as none, since any producer
     may write the property.
@@ -132,5 +132,5 @@ def immunity_ms(message: Message) -> int | None:
 
 
 def have_immunity(messages: Sequence[Message]) -> bool:
-    """Return True when one of the messages sets when it may be asked about first."""
+    """Return True when one of the messages sets the time of its first check."""
     return any(one.properties is not None and immunity_ms(one) is not None for one in messages)

@@ -54,7 +54,7 @@ from mqmesh.protocol.coordination import (
 from mqmesh.transport.interface import Transport
 
 WATCH_AGAIN_MS: Final = 10_000
-"""Interval at which watches are asked for again; each time all is sent once more, so lost
+"""Interval at which watches are renewed; each time all is sent once more, so lost
 notifications do no lasting harm."""
 
 _SETTINGS: Final = "settings"
@@ -271,7 +271,7 @@ class EmbeddedCoordinator:
     def _watch_again(self, *, also_none: bool = False) -> None:
         keys = sorted(self._watched())
         if self._closed or not self._connection.connected or not (keys or also_none):
-            return  # it is asked for when the connection comes back
+            return  # the request follows when the connection comes back
         self._ask(
             RequestCode.WATCH_RECORDS,
             WatchRecordsRequest(keys),

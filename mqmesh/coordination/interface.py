@@ -33,7 +33,7 @@ MIN_TTL_MS: Final = 2_000
 MAX_TTL_MS: Final = 600_000
 
 SessionId = NewType("SessionId", str)
-"""A session, in the words of the engine; nobody but the engine takes it apart."""
+"""A session, in the words of the engine; only the engine parses it."""
 
 _Text = Annotated[str, msgspec.Meta(max_length=255)]
 _Number = Annotated[int, msgspec.Meta(ge=0, le=MAX_OFFSET)]
@@ -73,11 +73,11 @@ class GroupState(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         log_id: Of the log that all replicas have.
         epoch: Of the last election, from 1 on.
-        master: Replica that leads in this epoch; None for nobody.
+        master: Replica that leads in this epoch; None for no leader.
         in_sync: Replicas that have everything that is confirmed.
         mode: Replicas whose copies a message needs.
         copies: How many copies confirm it.
-        voters: Replicas that belong to the group; nobody else comes in sync. None named: all do.
+        voters: Replicas of the group; no other one comes in sync. None named: all do.
         mode_since_epoch: Epoch in which ``mode`` came into force.
         unclean_since: Epoch of the last election that may have lost what was confirmed; 0 for none.
         reason: Why the last change of master was made.
@@ -110,7 +110,7 @@ class StateRecord(msgspec.Struct, frozen=True):
     """A group's state as the engine has it.
 
     Attributes:
-        version: Of the record, which ``change`` asks for; 0 when there is none. It says nothing
+        version: Version of the record, for ``change``; 0 when there is none. It says nothing
             else: engines count in their own ways.
         state: None when the engine knows nothing of the group. That never means that there are
             no messages: an engine may have lost its files.
@@ -201,7 +201,7 @@ class SettingsRecord(msgspec.Struct, frozen=True):
 
 
 class CoordinatorUnavailable(MQMeshError):
-    """Raised when the coordinator cannot be asked; nothing was changed by the call."""
+    """Raised when the coordinator cannot be reached; nothing was changed by the call."""
 
     retriable = True
 
@@ -211,7 +211,7 @@ class SessionLost(MQMeshError):
 
 
 class OutcomeUnknown(MQMeshError):
-    """Raised when nobody knows whether a change was made; read before anything else.
+    """Raised when it is unknown whether a change was made; read before anything else.
 
     A read that finds the old version does not say that it was not made: it may be on its way, and
     be made behind that read. Only another change of that version settles it.
@@ -248,7 +248,7 @@ class Coordinator(Protocol):
                 Engines may take a little longer, never much less.
             presence: Can be read while it lives.
             on_done: Called with the session, or ``CoordinatorUnavailable``: then one may have
-                begun, which nobody renews.
+                begun, which is never renewed.
 
         Raises:
             InvalidArgument: An argument is out of bounds.
@@ -261,7 +261,7 @@ class Coordinator(Protocol):
             session: To be renewed.
             presence: Of the same replica.
             on_done: Called with the deadline, in ms of ``Clock.boot_ms``: until then the engine
-                reports to nobody that the session ended by itself. It counts from when the request
+                does not report that the session ended by itself. It counts from when the request
                 was sent. Or called with ``SessionLost``, ``CoordinatorUnavailable``.
 
         Raises:
@@ -274,7 +274,7 @@ class Coordinator(Protocol):
         A process that knows another one to be dead ends its session: a certificate of death.
 
         Args:
-            session: Anybody's.
+            session: Any session.
             on_done: Called with None, or ``CoordinatorUnavailable``.
         """
 

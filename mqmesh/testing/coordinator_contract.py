@@ -251,7 +251,7 @@ class CoordinatorContract:
         assert isinstance(failure(site, one.keep_alive, session, presence()), SessionLost)
 
     def test_ending_twice_does_no_harm(self, site: CoordinatorSite) -> None:
-        """Nor does nobody's wish to know."""
+        """Nor does a call without a callback."""
         one = site.open()
         session = ask(site, one.begin_session, TTL_MS, presence())
         for _ in range(2):

@@ -1,7 +1,7 @@
 """The pytest plugin of mqmesh: ``mqmesh_cluster`` gives tests a real cluster.
 
 pytest loads this module at every start wherever mqmesh is installed, so it imports what is needed
-for a cluster only when a test asks for one.
+for a cluster only when a test requests one.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A file system that nobody may write to, also for tests that run as root."""
+"""A file system that is read-only, also for tests that run as root."""
 
 import errno
 import os

@@ -153,7 +153,7 @@ class ThreadCluster:
         self.close()
 
     def _wait_known(self) -> None:
-        # A broker serves before the name server has heard of it, and until then nobody finds it.
+        # A broker serves before the name server knows it, and until then no client finds it.
         deadline = time.monotonic() + START_TIMEOUT_S
         with AdminClient(self.namesrv_addr) as admin:
             while all(one.broker_name != BROKER for one in admin.cluster().brokers):

@@ -1,4 +1,4 @@
-"""Client of etcd's JSON gateway: asks one member, and another one when that one fails."""
+"""Client of etcd's JSON gateway: queries one member, and another one when that one fails."""
 
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
@@ -161,7 +161,7 @@ class Gateway:
             line.interrupt()
 
     def leave(self) -> None:
-        """Leaves this member: the next one is asked from now on."""
+        """Leaves this member: the next one is queried from now on."""
         self.close()
         self._address = self._members.after(self._address)
 

@@ -19,7 +19,7 @@ from mqmesh.coordination.interface import (
 )
 
 MAX_GROUPS: Final = 1_024
-"""Most groups whose ages of presences are kept; those asked for first are forgotten."""
+"""Most groups whose ages of presences are kept; those read first are forgotten."""
 
 
 class SeenPresence(msgspec.Struct, frozen=True):
@@ -55,7 +55,7 @@ class Ages:
         Args:
             group: Broker group.
             revisions: By replica id, of all that are there.
-            sent_ms: When it was asked for; monotonic clock.
+            sent_ms: Time of the request; monotonic clock.
             now_ms: When the answer was here.
 
         Returns:

@@ -1,4 +1,4 @@
-"""The helper thread that asks etcd, and hands the outcomes to the loop."""
+"""The helper thread that queries etcd, and hands the outcomes to the loop."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -22,7 +22,7 @@ class Helper:
 
     Args:
         transport: Its loop runs the callbacks; it has threads.
-        timeout_ms: Of each call, from when it was asked for.
+        timeout_ms: Time for each call, from its request on.
         interrupt: Ends what the thread waits for.
         end: Done last, in the thread.
     """
@@ -51,7 +51,7 @@ class Helper:
         changes: bool = False,
         outlives: bool = False,
     ) -> None:
-        """Has something asked.
+        """Queues a call.
 
         Args:
             job: Called with its deadline, monotonic clock; raises ``MQMeshError``.
