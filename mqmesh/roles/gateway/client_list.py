@@ -26,8 +26,8 @@ def list_clients(
     """Return a page of the clients.
 
     Args:
-        asked: Where it begins.
-        backends: User and backend; "" for nobody.
+        asked: Request with the beginning of the list.
+        backends: User and backend; "" for anonymous clients.
         now_ms: Monotonic clock.
         namespace: Only clients with names in this namespace, and only those names; "" for all.
     """

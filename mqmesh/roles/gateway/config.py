@@ -29,7 +29,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             be lost while clients run: they know broker groups by their ports.
         listen_host: Address to listen at. The default serves this machine only.
         advertised_host: IPv4 address that clients are given; "" for ``listen_host``.
-        allow_insecure_bind: Listen beyond this machine, where everybody who reaches it may do
+        allow_insecure_bind: Listen beyond this machine, where every client that reaches it may do
             everything, or read what is sent.
         namesrv_port: TCP port that clients take for that of a name server, 0 to 65,535; 0 takes a
             free one, for tests.
@@ -38,7 +38,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         vip_ports: Listen two ports below each broker group's, too, where clients look with
             ``vipChannelEnabled`` and RocketMQ's dashboard always.
         grpc_port: TCP port for clients of RocketMQ 5 by gRPC, 0 to 65,535; 0 for none. Needs the
-            packages of ``mqmesh[gateway]``; without them nobody listens there, and the log says so.
+            packages of ``mqmesh[gateway]``; without them the port is closed, and the log says so.
         workers: Processes that serve these ports together, 1 to 64, each on a core of its own;
             `mqmesh up` runs them all. A client's connections may be at different ones.
         worker: Number of this process among them, from 1; `mqmesh up` gives it.

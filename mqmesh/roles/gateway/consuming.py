@@ -58,7 +58,7 @@ from mqmesh.roles.gateway.upstream import REQUEST_MS, Upstream
 from mqmesh.units import KIB
 
 PULL_BYTES: Final = 256 * KIB
-"""Bytes that one pull asks a broker for; what a client does not take of them it gets next."""
+"""Bytes of one pull from a broker; a client gets those that it does not take with the next."""
 ANSWER_BYTES: Final = 1024 * KIB
 """Bytes of records that one answer has, unless one record alone has more."""
 MOST_MESSAGES: Final = 1_024
@@ -67,7 +67,7 @@ MISSING_TOPIC_MS: Final = 1_000
 once."""
 
 KEPT_MS: Final = 10_000
-"""Messages that nobody took for so long are asked for again."""
+"""Time after which messages that no client took are dropped, to be pulled again."""
 DECODED_BYTES: Final = 4 * 1024 * KIB
 """Bytes of messages, decompressed, that one answer of a broker may take, unless one batch alone has
 more."""
@@ -155,7 +155,7 @@ class PullCache:
             self.drop(next(iter(self._runs)))
 
     def drop(self, key: _RunKey) -> None:
-        """Drop a run that nobody needs."""
+        """Drop a run that no client needs."""
         old = self._runs.pop(key, None)
         if old is not None:
             self.held_bytes -= old.size
@@ -354,7 +354,7 @@ class Consuming:
         group: str,
         topic: str,
     ) -> tuple[str, str] | None:
-        """Return type and text of the expression of a pull; None if nobody knows it."""
+        """Return type and text of the expression of a pull; None if it is unknown."""
         if flag & HAS_SUBSCRIPTION and request.fields.get("subscription"):
             kind = request.fields.get("expressionType") or ExpressionType.TAG.value
             return kind, tag_expression(request.fields["subscription"], kind)

@@ -63,7 +63,7 @@ FAREWELL_MS: Final = 100
 by another thread, a few milliseconds behind the farewell."""
 RENEW_AGAIN_MS: Final = 300
 RENEWALS: Final = 10
-"""Locks that could not be renewed are asked for so often, as long as a new master keeps them."""
+"""Number of tries to renew a lock, which last as long as a new master keeps it."""
 MOST_CLAIMS: Final = 65_536
 """Queues of one member whose generation is kept."""
 

@@ -295,7 +295,7 @@ def to_record(message: StoredMessage, address: Address, half_group: str = "") ->
     Args:
         message: The message.
         address: Of its broker group.
-        half_group: Of a half message that its producer is asked about: the producer group.
+        half_group: Producer group, for a half message whose producer is queried about its outcome.
     """
     info = message.info
     topic = message.topic if half_group else info.topic
@@ -341,7 +341,7 @@ def writable(properties: Mapping[str, str]) -> dict[str, str]:
 def tag_expression(text: str, expression_type: str = ExpressionType.TAG.value) -> str:
     """Return a client's expression of tags without what RocketMQ passes over in it.
 
-    What is empty beside tags is no tag, and ``*`` beside tags is one that no message has.
+    An empty text beside tags is no tag, and ``*`` beside tags is a tag that no message has.
     """
     tags = [one.strip() for one in text.split(SEPARATOR)]
     named = [one for one in tags if one not in ("", ALL)]

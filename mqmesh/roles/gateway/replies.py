@@ -1,4 +1,4 @@
-"""Replies to requests: from RocketMQ's consumers to clients that asked, and to its producers."""
+"""Replies to requests: from RocketMQ's consumers to requesting clients, and to its producers."""
 
 import logging
 import random
@@ -78,7 +78,7 @@ class GatewayReplies:
         }
 
     def on_push(self, broker_name: str, command: Command) -> None:
-        """Hand a reply to the client that asked.
+        """Hand a reply to the requesting client.
 
         Raises:
             RemoteProtocolError: It is no reply.
@@ -148,7 +148,7 @@ class GatewayReplies:
         header = encode_header(SendReplyRequest(client_id, correlation_id, attempt_id))
         encoded = _encoder.encode(checked)
         first = broker_of(session)
-        # The client that asked may be connected to another broker group only.
+        # The requesting client may be connected to another broker group only.
         left = [first, *(name for name in self._ports.groups() if name != first)]
 
         def done(answer: Command | MQMeshError) -> None:

@@ -125,7 +125,7 @@ class ClientConnection(abc.ABC):
         peer: Address of the client.
         is_closed: Nothing is answered any more.
         last_seen_ms: When something came last, monotonic clock.
-        access_key: User that its first request was signed by, "" for nobody; None before that.
+        access_key: User that signed its first request, "" for none; None before that.
     """
 
     def __init__(self, stream: Output, limits: SessionLimits, now_ms: Callable[[], int]) -> None:
@@ -291,7 +291,7 @@ class RemotingSession(ClientConnection):
             fields: Of the header.
             body: Its body.
             on_answer: Called with the answer; with None when the connection ends before, or when
-                nobody waits for the answer any more.
+                no client waits for the answer any more.
 
         Returns:
             Function that ends the wait.

@@ -28,7 +28,7 @@ MOST_HALVES: Final = 65_536
 MOST_GROUPS: Final = 1_000
 
 CHECKED: Final = 1 << 62
-"""Bit of the offsets of half messages that a broker asked about, which are those of the half topic;
+"""Bit of the offsets of half messages that a broker checks, which are those of the half topic;
 no log is so long."""
 
 COMMIT: Final = 8
@@ -57,7 +57,7 @@ class GatewayTransactions:
 
     Args:
         upstream: Way to the brokers.
-        members: Producers that may be asked back.
+        members: Producers that may be queried.
         ports: Addresses of broker groups.
         producer_id: Of the gateway, whose half messages they are for the brokers.
         key: Of the gateway as a producer, which proves that.
@@ -109,7 +109,7 @@ class GatewayTransactions:
             if one.broker_name == broker_name and check.group in one.heartbeat.producer_groups
         ]
         if not producers:
-            return  # another member is asked, or later
+            return  # another member is queried, or later
         batch = bytes(command.body)
         header = check_batch(batch)
         read_half_meta(batch, header)
@@ -173,7 +173,7 @@ class GatewayTransactions:
             _log.warning("an end of a transaction names another message than is there: %s", named)
             half = None
         if decision is None or half is None:
-            # Unknown to the producer, or to a gateway that was restarted: it is asked back.
+            # Unknown to the producer, or to a gateway that was restarted: the producer is queried.
             session.answer(request)
             return
 

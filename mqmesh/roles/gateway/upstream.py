@@ -31,7 +31,7 @@ from mqmesh.transport.endpoints import endpoint_of, learn_keys, usable_brokers
 from mqmesh.transport.interface import Connection, OnDone, Transport
 
 CLUSTER_MS: Final = 5_000
-"""Interval at which the broker groups are asked for again."""
+"""Interval at which the broker groups are queried."""
 TIDY_MS: Final = 30_000
 
 _log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class Upstream:
         transport: Of the process.
         namesrv_addr: Name servers, ``host:port`` each.
         use_ipc: Reach brokers of this machine by their Unix sockets.
-        on_groups: Called with the broker groups whenever they were asked for.
+        on_groups: Called with the broker groups after each query.
         on_command: Called with commands that a broker sends by itself, with the broker's name.
         on_broker: Called when the connection to a broker was made or broke.
 
@@ -53,7 +53,7 @@ class Upstream:
         routes: Cache of routes.
         groups: Broker groups, as a name server listed them last.
         brokers: The connections to masters.
-        closed: Nothing is asked any more.
+        closed: No more requests are sent.
         request: Asks a broker group's master; see ``MasterRequests.request``.
     """
 
@@ -143,7 +143,7 @@ class Upstream:
 
         def done(found: TopicRoute | MQMeshError) -> None:
             if isinstance(found, TopicNotFound):
-                # Clients ask again; names that anybody makes up are not looked for meanwhile.
+                # Clients try again; names that a client makes up are not looked up meanwhile.
                 self._finder.forget(topic)
             on_done(found)
 

@@ -21,7 +21,7 @@ class UserSession(Protocol):
     """A connection that speaks for a user.
 
     Attributes:
-        access_key: The user; "" for nobody, None before the first request.
+        access_key: The user; "" for an anonymous one, None before the first request.
     """
 
     access_key: str | None
@@ -34,7 +34,7 @@ class UserBackends:
         users: Users by access key.
         make: Makes and starts the backend of a user; raises ``ConfigError`` where its keys cannot
             be used.
-        anonymous: Backend of requests that nobody has signed; None to refuse these.
+        anonymous: Backend of unsigned requests; None to refuse these.
         now_ms: Monotonic clock.
 
     Attributes:
@@ -84,7 +84,7 @@ class UserBackends:
             user: User that it is signed by; None if it is not.
 
         Raises:
-            NoPermission: It is not signed, or by nobody who is known, or by another user than
+            NoPermission: It is not signed, or by an unknown user, or by another user than
                 the connection's first request; or the user's keys cannot be used.
         """
         access_key = "" if user is None else user.access_key

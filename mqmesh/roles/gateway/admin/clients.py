@@ -1,7 +1,7 @@
 """Questions of administrators to one consumer: what it does, and to consume one message at once.
 
 The broker hands a question on to the connection of the consumer; for RocketMQ's consumers that is
-the gateway's, which asks them and answers for them.
+the gateway's, which queries them and answers for them.
 """
 
 import logging

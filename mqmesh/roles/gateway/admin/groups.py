@@ -301,7 +301,7 @@ async def all_groups(job: Job, broker_name: str = "") -> list[GroupSummary]:
     """Return all groups that a broker knows.
 
     Args:
-        job: Job that asks.
+        job: Job that sends the request.
         broker_name: Broker group; by default that of the request.
 
     Raises:

@@ -192,7 +192,7 @@ class _JobRun:
     def go_on(self, answer: Command | MQMeshError | None) -> None:
         """Take the next step, with the answer that the job waits for; None for the first step."""
         if self._session.is_closed:
-            self._steps.close()  # nobody waits for what is asked next
+            self._steps.close()  # no caller waits for the next call
             return
         try:
             if isinstance(answer, MQMeshError):

@@ -57,7 +57,7 @@ HEARTBEAT_MS: Final = 20_000
 SILENT_MS: Final = 90_000
 """A client whose connections are there, but that sends no call for so long, is gone."""
 SETTINGS_KEPT_MS: Final = 10_000
-"""Settings of a consumer group are asked for again after so long."""
+"""Time after which the settings of a consumer group are queried again."""
 MOST_IDS: Final = 1_000
 """Clients of one connection; a proxy may have those of many."""
 MOST_PRODUCED: Final = 256
@@ -542,7 +542,7 @@ class GrpcClients:
 
         def found(config: GroupConfig | MQMeshError) -> None:
             if isinstance(config, MQMeshError):
-                # Wrong ones would mix up the order of messages; the client asks again.
+                # Wrong ones would mix up the order of messages; the client sends the query again.
                 call.finish(GrpcStatus.UNAVAILABLE, f"settings of {group!r}: {config}"[:500])
                 call.give_up()
                 return

@@ -1,7 +1,7 @@
 """Messages that clients by gRPC were given, and reports on them.
 
 A lease of a broker has many messages, and a client has each of them for a time of its own: so the
-gateway keeps how long that is, extends a lease as long as somebody has a message of it, and gives
+gateway keeps how long that is, extends a lease as long as a client has a message of it, and gives
 back those whose time is over.
 """
 
@@ -130,7 +130,7 @@ class ClientLease(msgspec.Struct, eq=False):
         source: Connection that it was given by.
         given_ms: When that was, monotonic clock.
         planned_ms: When it is looked at next, monotonic clock; 0 for not.
-        asked: Extensions of it without an answer.
+        asked: Number of extensions of it without an answer.
     """
 
     client_id: str

@@ -60,7 +60,7 @@ class GrpcProducing:
     Args:
         upstream: Way to the brokers.
         routing: Source of routes.
-        clients: Clients; producers of them are asked about their transactions.
+        clients: Clients; producers among them are queried about their transactions.
         sends: Sends to brokers.
         transactions: Sends decisions about half messages.
         handles: Makes transaction ids and recall handles.
@@ -111,7 +111,7 @@ class GrpcProducing:
         """Ask a producer how transactions ended.
 
         Returns:
-            False if no producer by gRPC can be asked.
+            False if no producer by gRPC can be queried.
 
         Raises:
             ProtocolError: The command cannot be read.
@@ -276,7 +276,7 @@ class GrpcProducing:
         half = self._handles.unseal(TransactionHandle, request.transaction_id, topic)
         decision = _DECISIONS.get(request.resolution)
         if decision is None:
-            call.answer()  # not known yet: the producer is asked again
+            call.answer()  # not known yet: the producer is queried again
             return
         place = HalfPlace(
             half.broker_name,

@@ -1,4 +1,4 @@
-"""Routes for clients by gRPC: all broker groups stand at the address that the client asked by."""
+"""Routes for clients by gRPC: all broker groups have the address of the client's request."""
 
 from collections.abc import Callable, Iterator
 from typing import Final

@@ -206,7 +206,7 @@ class ServedCall:
             self.finish(GrpcStatus.INVALID_ARGUMENT, "a call without a request")
 
     def give_up(self) -> None:
-        """Note that nobody waits for the call any more."""
+        """Note that no client waits for the call any more."""
         self.is_over = True
         on_over, self.on_over = self.on_over, None
         if on_over is not None:
