@@ -27,7 +27,7 @@ FILE_BYTES: Final = 16 * MIB
 FILES_KEPT: Final = 4
 """Most full files, beside the one that is written."""
 LINES_PER_S: Final = 10
-"""Refusals of one user that are written, so that nobody fills the disk by asking."""
+"""Limit of written refusals of one user, so that refused requests do not fill the disk."""
 MAX_USERS: Final = 10_000
 MAX_NAMES: Final = 8
 """Topics and groups of one line each; a name has up to 255 characters."""
@@ -42,7 +42,7 @@ class AuditLine(msgspec.Struct, omit_defaults=True):
     Attributes:
         time: By UTC, to the millisecond.
         server: Role and name of the server.
-        user: User that asked.
+        user: User that sent the request.
         address: Where from, ``host:port``, ``unix`` for a Unix socket, "" for unknown.
         command: Name of the request code.
         topics: Topics that it is about, 8 at most.
@@ -198,5 +198,5 @@ class _SharedFile(WatchedFileHandler):
                 newer.replace(older)
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Logs that a line is lost: a full disk refuses nobody."""
+        """Logs that a line is lost: a full disk never refuses a request."""
         _log.exception("the audit log %s lacks a line: %s", self._path, record.getMessage())

@@ -135,7 +135,7 @@ class Dispatch:
             called.
         counts: By request code.
         looks_up: Rights are looked up; else every connected peer may do everything.
-        audit: None where nobody wants to know.
+        audit: Audit function; None for no audit.
     """
 
     def __init__(
@@ -370,4 +370,4 @@ METRICS: Final[tuple[Measured[Mapping[RequestCode, CommandCount]], ...]] = (
         labels=("request_code",),
     ),
 )
-"""Metrics of ``Dispatch.counts``; commands that nobody asked for are left out."""
+"""Metrics of ``Dispatch.counts``; commands that no client sent are left out."""

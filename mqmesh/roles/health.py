@@ -126,7 +126,7 @@ class HealthPage:
         except (BlockingIOError, ConnectionError):
             return  # gone again
         except OSError as error:
-            # Without a descriptor it would be asked about the same connection in every turn.
+            # Without a descriptor every turn would report the same connection.
             _log.warning("nobody can ask for %s now: %s", PATH.decode(), error)
             self._loop.remove(self._listener.fileno())
             self._is_listening = False

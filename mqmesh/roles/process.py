@@ -234,7 +234,7 @@ def _stop_on_signals(loop: ProcessLoop) -> None:
 def _stop_with_parent(loop: ProcessLoop) -> None:
     def on_readable() -> None:
         if os.read(PARENT_PIPE, 4_096):
-            return  # nobody writes there, and it would mean nothing
+            return  # no process writes there, and it would mean nothing
         loop.remove(PARENT_PIPE)
         _log.warning("who started this process is gone; stopping")
         loop.stop()

@@ -43,7 +43,7 @@ def _no_access_list(request: Request, header: object) -> Reply:
 
 
 class _Reading:
-    """Metrics that somebody asks for in pages, and how many he has."""
+    """Metrics of a client that reads them in pages, and its progress."""
 
     def __init__(self, pages: Iterator[tuple[list[MetricReading], bool]]) -> None:
         self.pages = pages

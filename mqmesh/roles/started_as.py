@@ -56,7 +56,7 @@ def read_started_as(folder: Path) -> StartedAs:
 
 
 def check_security(before: StartedAs, folder: Path, security: SecurityConfig) -> None:
-    """Refuses to open to everybody what was secured before.
+    """Refuses to open a role that was secured before to every client.
 
     Args:
         before: Start mode that the folder remembers.
@@ -64,7 +64,7 @@ def check_security(before: StartedAs, folder: Path, security: SecurityConfig) ->
         security: The settings of this start.
 
     Raises:
-        ConfigError: Security was on, is off now, and nobody has said ``--insecure``.
+        ConfigError: Security was on, is off now, and ``--insecure`` was not given.
     """
     if before.secured and not security.enable and not security.insecure:
         raise ConfigError(

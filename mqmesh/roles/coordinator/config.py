@@ -18,7 +18,7 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         listen_host: Address to listen at. The default serves this machine only.
         listen_port: TCP port, 0 to 65,535; 0 takes a free one, for tests.
         allow_insecure_bind: Listen beyond this machine without encryption and without
-            asking who a client is. Only for networks in which everybody may do everything.
+            authentication of clients. Only for networks in which every client may do all.
         security: Keys and access list; see docs/security.md.
         data_dir: Directory of its file. Losing it loses no message, but every group must be
             entered again (`mqmesh ha init`); see docs/high-availability.md.

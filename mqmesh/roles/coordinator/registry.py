@@ -1,10 +1,10 @@
 """Records, sessions, and their watches. Pure: events and the time go in, changes come out.
 
 A change is *decided* first, then written to disk by the caller, then *applied*: what is not on
-disk is never sent to anybody. Renewals of sessions are in memory only; after a restart every
+disk is never sent to a client. Renewals of sessions are in memory only; after a restart every
 session has its whole time again.
 
-A coordinator that stood still would take everybody for dead when it goes on, before it has read
+A coordinator that stood still would take all owners for dead when it goes on, before it has read
 what they sent meanwhile. So a look that comes late gives all sessions as much time as it was late,
 from then on.
 """
@@ -47,13 +47,13 @@ class Registry:
         max_records: More are refused.
         max_sessions: More are refused.
         max_watches: More are refused.
-        new_id: Gives names that nobody can foretell, and none twice.
+        new_id: Gives unpredictable names, and none twice.
 
     Attributes:
         change_count: Records that were changed.
         conflict_count: Changes that came too late.
         expired_count: Sessions that were not renewed in time.
-        ended_count: Sessions that somebody ended, or another one of the same owner.
+        ended_count: Sessions that their owners ended, or replaced by another one.
     """
 
     def __init__(

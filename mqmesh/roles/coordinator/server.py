@@ -39,7 +39,7 @@ from mqmesh.units import MIB
 SESSION_BITS: Final = 128
 LOOKS_MS: Final = (5, 20, 50, 100, 250, 500, 1_000)
 """After a connection broke, when to look whether its process is gone: the kernel closes the sockets
-of a dying process a little before nobody finds the process any more."""
+of a dying process a little before the process is removed."""
 
 _log = logging.getLogger(__name__)
 
@@ -228,9 +228,9 @@ class CoordinatorServer:
     # ---- Effects ---------------------------------------------------------------------
 
     def _save(self, change: KeptChange, *, must_save: bool = True) -> bool:
-        """Writes a change; False if it failed, so that nobody knows what the file holds.
+        """Writes a change; False if it failed, so that the content of the file is unknown.
 
-        Then nothing is answered, since nobody knows, and the process ends.
+        Then no request is answered, since the outcome is unknown, and the process ends.
 
         Raises:
             DiskFull: Nothing was written.

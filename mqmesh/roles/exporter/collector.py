@@ -1,7 +1,7 @@
-"""Collection of metrics: asks the processes of a cluster, each with a deadline.
+"""Collection of metrics: queries the processes of a cluster, each with a deadline.
 
-Processes are asked at the same time, over ZeroMQ. One that does not answer is reported as
-``mqmesh_up`` 0 and holds nobody else up for longer than ``timeout_ms``.
+Processes are queried at the same time, over ZeroMQ. One that does not answer is reported as
+``mqmesh_up`` 0 and delays the others by no more than ``timeout_ms``.
 """
 
 import logging
@@ -102,7 +102,7 @@ class Collector:
         self._clients.clear()
 
     def collect(self) -> Families:
-        """Asks everybody, and waits for the answers."""
+        """Queries all processes, and waits for the answers."""
         began_ms = self._clock.monotonic_ms()
         names = self._config.namesrv_addr
         self._brokers = self._known_brokers()
@@ -178,7 +178,7 @@ class Collector:
         return series, left_out
 
     def _nodes_beside(self, cluster: str, listed: set[str]) -> Iterator[Node]:
-        """Yield the nodes that are asked beside name servers and the brokers that they list."""
+        """Yield the queried nodes beside name servers and the brokers that they list."""
         found = {one: Node(cluster, "", one, one) for one in self._config.other_addr}
         for entry in self._others():
             endpoint = entry.endpoint.removeprefix("tcp://")  # as name servers write it
@@ -197,7 +197,7 @@ class Collector:
                 yield _NodeAnswer(node, None, [])
 
     def _client(self, endpoint: str, broker_name: str = "") -> GroupAdmin:
-        # A broker may be asked before name servers know its group: then of itself alone.
+        # A broker may be queried before name servers know its group: then about itself alone.
         client = self._clients.get((endpoint, broker_name))
         if client is None:
             client = self._clients[endpoint, broker_name] = self._connect(endpoint, broker_name)

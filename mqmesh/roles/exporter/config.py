@@ -30,7 +30,7 @@ class ExporterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         other_addr: Other processes to ask for their metrics, ``host:port`` each: coordinators,
             schedule services, filter servers.
         data_dir: Data folder of a cluster that `mqmesh up` runs on this machine: those of its
-            processes are asked that name servers do not know. "" for none.
+            processes are queried that name servers do not know. "" for none.
         credentials: File with keys of a user of role ``view``, where security is on; "" for what
             MQMESH_CREDENTIALS names.
         server_keys: Public keys of processes of ``other_addr``, by address, where they have not

@@ -10,7 +10,7 @@ from mqmesh.roles.exporter.families import Series
 
 ANY: Final = "*"
 REMEMBERED: Final = 65_536
-"""Results that are kept in memory: a page asks for the same names again and again."""
+"""Results that are kept in memory: a page needs the same names again and again."""
 _TOPIC: Final = "topic"
 _GROUPS: Final = ("consumer_group", "group")
 """Labels that name a consumer group."""

@@ -20,7 +20,7 @@ from mqmesh.roles.exporter.run_files import processes_beside
 from mqmesh.roles.supervisor.run_file import RoleEntry
 
 AT_ONCE: Final = 8
-"""Processes that are asked at the same time."""
+"""Number of processes that are queried at the same time."""
 MOST_STATE_BYTES: Final = 256 * 1024 * 1024
 
 _log = logging.getLogger(__name__)

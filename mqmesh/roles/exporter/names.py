@@ -36,7 +36,7 @@ _GROUP_LABELS: Final = ("topic", "consumer_group", "is_retry", "is_system")
 
 
 class Node(msgspec.Struct, frozen=True):
-    """A process that is asked.
+    """A queried process.
 
     Attributes:
         cluster: Name of its cluster.

@@ -56,7 +56,7 @@ class Rates:
 
 
 class DayTotals:
-    """Totals at the beginning of a day, as far as somebody looked.
+    """Totals at the beginning of a day, as far as they were read.
 
     Before the first midnight, the day began when the total was seen for the first time.
     """

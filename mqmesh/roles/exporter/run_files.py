@@ -6,7 +6,7 @@ from typing import Final
 from mqmesh.roles.supervisor.run_file import RoleEntry, read_record
 
 SKIPPED_ROLES: Final = ("namesrv", "exporter", "monitor", "console")
-"""Roles that need no run file to be found, or that nobody connects to."""
+"""Roles that need no run file to be found, or that no client connects to."""
 
 
 def processes_beside(data_dir: str) -> list[RoleEntry]:

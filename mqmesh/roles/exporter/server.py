@@ -1,4 +1,4 @@
-"""The exporter's process: a page for Prometheus by HTTP, made when somebody asks for it."""
+"""The exporter's process: a page for Prometheus by HTTP, made at each request."""
 
 import errno
 import logging
@@ -31,7 +31,7 @@ from mqmesh.sdk.client.options import WHOLE_CLUSTER, client_transport
 from mqmesh.version import VERSION
 
 AT_ONCE: Final = 8
-"""Processes that are asked at the same time."""
+"""Number of processes that are queried at the same time."""
 MOST_CONNECTIONS: Final = 16
 """Most connections at a time; more are closed at once."""
 CONNECTION_S: Final = 10
@@ -83,7 +83,7 @@ class ExporterServer:
         self._http: _HttpServer | None = None
 
     def start(self) -> str:
-        """Listens; whether there is a cluster shows when somebody asks.
+        """Listens; the first request shows whether there is a cluster.
 
         Returns:
             Where the page is.
@@ -210,7 +210,7 @@ class _HttpServer(ThreadingHTTPServer):
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Implement ``ThreadingMixIn``; the handshake is made here, where it holds up nobody."""
+        """Implement ``ThreadingMixIn``; the handshake is made here, where it delays no request."""
         try:
             if self._tls is not None:
                 request.settimeout(CONNECTION_S)

@@ -27,7 +27,7 @@ class FiltersrvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         listen_port: TCP port, 0 to 65,535; 0 takes a free one, since consumers learn it.
         advertised_host: Host that consumers connect to; empty for ``listen_host``.
         allow_insecure_bind: Listen beyond this machine without encryption and without
-            asking who a client is. Only for networks in which everybody may do everything.
+            authentication of clients. Only for networks in which every client may do all.
         security: Keys and access list; see docs/security.md.
         enable_ipc: Also listen at a Unix socket, which consumers on the same host prefer.
         require_seccomp: Refuse filters where the platform has no filter of system calls
@@ -56,7 +56,7 @@ class FiltersrvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         max_pending_bytes: Messages of one filter that wait for it, 16 MiB to 4 GiB; with
             more, pulls are refused with SYSTEM_BUSY.
         max_total_pending_bytes: The same of all filters together, 16 MiB to 64 GiB.
-        filter_idle_ms: A filter that nobody pulls through for so long is forgotten, 100 to
+        filter_idle_ms: Time after its last pull at which a filter is forgotten, 100 to
             86,400,000 ms; its consumers upload it again.
     """
 

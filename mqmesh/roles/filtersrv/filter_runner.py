@@ -22,7 +22,7 @@ from mqmesh.sandbox.frames import Answer, Status, failure_text
 BACKOFF_MS: Final = 200
 BACKOFF_MAX_MS: Final = 5_000
 RAISED_RETRY_MS: Final = 1_000
-"""A filter that raised is asked about the same messages again after this."""
+"""Time after which a filter that raised gets the same messages again."""
 BUSY_RETRY_MS: Final = 100
 LOG_EVERY_MS: Final = 10_000
 """A filter that raises again and again is logged no more often."""
@@ -169,7 +169,7 @@ class FilterRunner:
         )
 
     def idle_ms(self) -> int:
-        """Return for how long nobody has wanted anything of it."""
+        """Return the time since its last request."""
         if self.pulls or self._jobs or self._current or self._loading:
             return 0
         return self._clock.monotonic_ms() - self._used_ms

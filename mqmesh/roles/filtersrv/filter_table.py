@@ -143,7 +143,7 @@ class FilterTable:
             )
 
     def tick(self) -> None:
-        """Forgets filters that nobody uses."""
+        """Forgets unused filters."""
         for runner in list(self._runners.values()):
             if runner.idle_ms() >= self._config.filter_idle_ms:
                 _log.info("%s is not used any more", runner.name)

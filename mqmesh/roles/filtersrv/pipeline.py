@@ -11,11 +11,11 @@ from mqmesh.protocol.command import Reply, encode_header
 from mqmesh.protocol.pulling import PullResponse, PullStatus
 
 QUESTION_MESSAGES: Final = 16_384
-"""A filter is asked about so many messages at once, or about one batch if that has more."""
+"""Messages that a filter gets by one call, unless one batch has more."""
 
 
 class Question(msgspec.Struct, frozen=True):
-    """Messages that a filter is asked about at once.
+    """Messages that a filter gets by one call.
 
     Attributes:
         parts: Whole batches.
@@ -32,7 +32,7 @@ class FilterPass:
     Args:
         answer: Its header; it found messages.
         body: Whole batches.
-        queue_offset: The first message that was asked for; what stands before is left out.
+        queue_offset: The first requested message; earlier ones are left out.
 
     Raises:
         CorruptBatch: Damage; nothing of it may be passed over.

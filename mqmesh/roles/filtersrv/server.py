@@ -211,7 +211,7 @@ class FilterServer:
     def _upload(self, request: Request, header: UploadFilterRequest) -> None:
         check_group(header.group)
         if not self.is_taken:
-            # One without keys beside a secured broker is taken by nobody, and runs nobody's code.
+            # One without keys beside a secured broker serves no client, and runs no user's code.
             raise BrokerNotAvailable(
                 f"broker {self._config.broker_name} at {self._config.broker_addr} has not taken "
                 "this filter server",
@@ -364,6 +364,6 @@ class FilterServer:
 
 
 def _user_of(request: Request, group: str) -> str:
-    """Return whose share a filter takes: without security a group's, as everybody is one user."""
+    """Return whose share a filter takes: without security a group's, as all have one user."""
     principal = request.peer.principal
     return f"user {principal.name}" if principal.key else f"group {group}"

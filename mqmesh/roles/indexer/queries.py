@@ -22,7 +22,7 @@ from mqmesh.storage.index.search import IdQuery, KeyQuery, Search
 from mqmesh.units import MAX_TIMESTAMP_MS
 
 CATCH_UP_MS: Final = 500
-"""A query waits no longer for the index to reach what was visible when it was asked."""
+"""Longest wait of a query for the index to reach the visible end at its arrival."""
 BUSY_RETRY_AFTER_MS: Final = 100
 
 

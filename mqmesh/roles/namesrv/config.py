@@ -29,7 +29,7 @@ class NamesrvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         advertised_host: Host that clients connect to for hints; empty for
             ``listen_host``. Needed when that is a wildcard or behind a translated address.
         allow_insecure_bind: Listen beyond this machine without encryption and without
-            asking who a client is. Only for networks in which everybody may do everything.
+            authentication of clients. Only for networks in which every client may do all.
         security: Keys and access list; see docs/security.md.
         broker_expire_ms: A broker silent for so long is dropped though its connection stands,
             1,000 to 3,600,000 ms. Must be well above the brokers' heartbeat of 30 s.

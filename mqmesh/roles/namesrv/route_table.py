@@ -54,7 +54,7 @@ from mqmesh.roles.namesrv.effects import Announce, Effect, Persist
 MASTER_ID: Final = 0
 MAX_MEMBERS_PER_GROUP: Final = 64
 MAX_HINT_TOPICS: Final = 256
-"""A hint names so many topics; for more it names none, and everybody asks again."""
+"""Limit of topics in a hint; for more it names none, and every client queries its routes."""
 MAX_ROUTE_QUEUES: Final = 50_000
 """Pairs of topic and broker group in one answer, about 2 MB; clients ask again for the rest."""
 RETRY_AFTER_CONFLICT_MS: Final = 1_000
@@ -139,7 +139,7 @@ class RouteTable:
             now_ms: Monotonic time.
 
         Raises:
-            InvalidArgument: An illegal name, or an address that nobody can connect to.
+            InvalidArgument: An illegal name, or an address that no client can connect to.
             NoPermission: Another live process has this broker name and id, or the group
                 belongs to another cluster.
             StaleEpoch: A master of a later epoch was here.
@@ -231,7 +231,7 @@ class RouteTable:
         """Drains a broker group, or with ``restore`` ends that.
 
         Raises:
-            BrokerError: With QUERY_NOT_FOUND, nobody of this name is known.
+            BrokerError: With QUERY_NOT_FOUND, no broker has this name.
         """
         name = request.broker_name
         group = self._groups.get(name)
@@ -328,11 +328,11 @@ class RouteTable:
         return [_broker_data(name, self._groups[name]) for name in names if name in self._groups]
 
     def _advice(self, topic: str) -> str:
-        """Return advice about a topic that nobody carries."""
+        """Return advice about a topic that no broker carries."""
         if not self._groups:
             return ": no broker runs that this name server knows of"
         if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
-            return ""  # nobody makes them by hand
+            return ""  # users do not make them by hand
         return f" on a broker that runs; `mqmesh topic create {topic[:255]!r}` makes it"
 
     def _check(

@@ -22,7 +22,7 @@ class ScheduleConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         security: Its keys; see docs/security.md.
 
         map_size: Room for the timetable at first, 1 MiB to 64 GiB; it grows by itself.
-        max_requests_in_flight: Deliveries asked for at a time, 1 to 64. More are quicker only
+        max_requests_in_flight: Delivery requests at a time, 1 to 64. More are quicker only
             where the broker is far away.
         pace_ms: Messages that are due within so long are delivered together, 0 to 1,000 ms;
             so much later may a message be. More costs less where much is due.

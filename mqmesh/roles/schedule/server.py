@@ -31,7 +31,7 @@ from mqmesh.transport.interface import Connection, Transport
 
 TIMETABLE_DIRECTORY: Final = "timetable"
 LOOK_MS: Final = 200
-"""Interval at which the name servers are asked for the broker, while there is no session."""
+"""Interval at which the name servers are queried for the broker, without a session."""
 NAMESRV_TIMEOUT_MS: Final = 3_000
 MASTER_ID: Final = 0
 
@@ -209,7 +209,7 @@ class ScheduleServer:
         if client is not self._client:
             return
         if up:
-            # Later: what it asks must not come before this call returns.
+            # Later: its requests must not come before this call returns.
             self._loop.call_later(0, partial(self._begin, client))
         else:
             self._service.on_disconnected()

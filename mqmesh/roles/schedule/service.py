@@ -46,7 +46,7 @@ from mqmesh.roles.schedule.retry_counts import ChunkId
 from mqmesh.roles.schedule.timetable import Found, Taken, Timetable
 
 IDLE_MS: Final = 1_000
-"""Interval at which a silent broker is asked: its clock may have been set."""
+"""Interval at which a silent broker is queried: its clock may have been set."""
 BACKLOG_MESSAGES: Final = 1_000
 """Messages in one request from which on the next follows at once."""
 CANCEL_AGAIN_MS: Final = 20
@@ -177,7 +177,7 @@ class ScheduleService:
     # ---- Sessions --------------------------------------------------------------------
 
     def on_connected(self, broker: Broker) -> None:
-        """Begins a session on a new connection; what was asked before will not be answered."""
+        """Begins a session on a new connection; earlier requests will not be answered."""
         self._leave()
         self._broker = broker
         self._open()
@@ -418,7 +418,7 @@ class ScheduleService:
 
         def failed(error: MQMeshError) -> None:
             if isinstance(error, TransportError):
-                self._begin_again(error)  # it may still be carried out, so not asked again
+                self._begin_again(error)  # it may still be carried out, so it is not sent again
                 return
             self._in_flight -= 1
             self._refused += 1
@@ -493,7 +493,7 @@ class ScheduleService:
         ticket: int,
         then: Callable[[], None],
     ) -> None:
-        """Cancels or rolls messages; nobody else touches their chunks meanwhile."""
+        """Cancels or rolls messages; no other work changes their chunks meanwhile."""
         table = self._table
         assert table is not None
         table.hold(chunk_ids)

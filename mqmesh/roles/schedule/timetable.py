@@ -1,6 +1,6 @@
 """The timetable: what waits, sorted by the time when it is due. It does not live in memory.
 
-Pure: the pairs of keys and values are kept by somebody else, in memory for tests and in
+Pure: the caller's store keeps the pairs of keys and values, in memory for tests and in
 LMDB otherwise, all changes of one call in one transaction, together with how far the
 schedule topic is covered. So the table always stands at one point of the log.
 
@@ -93,7 +93,7 @@ class TimetableState(msgspec.Struct, array_like=True):
 
 
 class Taken(msgspec.Struct):
-    """Runs that one request asks the broker for.
+    """Runs that one request to the broker delivers.
 
     Attributes:
         runs: In the order of the log.
@@ -253,7 +253,7 @@ class Timetable:
         """Takes the broker's answer.
 
         Args:
-            taken: Runs that it was asked for.
+            taken: Runs of its request.
             statuses: ``DueStatus`` of each run from the first one on; the others wait again.
             record_offset: Queue offset of the broker's record of it, -1 for none.
 

@@ -5,7 +5,7 @@ knows at once that it is dead, and ends its session: a certificate of death. The
 coordinator sees by itself that processes of its own machine are gone; this is for etcd, and for
 one elsewhere.
 
-All of it is done by a thread with a loop of its own: the supervisor waits for nobody.
+All of it is done by a thread with a loop of its own: the supervisor never waits for it.
 """
 
 import logging

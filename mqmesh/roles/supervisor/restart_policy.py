@@ -20,7 +20,7 @@ CRASH_LOOP_DEATHS: Final = 5
 """Number of quick deaths in a row that is reported as a crash loop, and each so many more."""
 
 STAGE_MS: Final = 1_000
-"""The last stage is asked to stop after this, whether or not the stages before it are gone."""
+"""Time after which the last stage must stop, whether or not the stages before it are gone."""
 KILL_MS: Final = 1_500
 """Time after which a process that has not stopped is killed; so everything is gone in under 2 s."""
 
@@ -72,7 +72,7 @@ class RestartPolicy:
         self._was_ready = True
 
     def on_exit(self, exit_code: int, now_ms: int) -> RestartDecision:
-        """Decides about a process that ended without being asked to.
+        """Decides about a process that ended without a request.
 
         Args:
             exit_code: Its exit code; minus the signal's number when one killed it.
@@ -90,10 +90,10 @@ class RestartPolicy:
 
 
 class StopPlan:
-    """Plan of a stop of all processes: in which order they are asked, and when they are killed.
+    """Plan of a stop of all processes: the order of the requests, and the time of kills.
 
     Args:
-        stages: Stage by name: all of stage 0 are asked first, the next stage when they are
+        stages: Stage by name: all of stage 0 get the request first, the next stage when they are
             gone, but no stage later than ``STAGE_MS``.
         now_ms: When the stop began, monotonic clock.
     """

@@ -42,10 +42,10 @@ class RoleEntry(msgspec.Struct, frozen=True, kw_only=True):
         pid: Process id, 0 while there is none.
         endpoint: Where it listens, "" while that is unknown.
         state: ``starting``, ``running``, ``waiting`` (for its next start), ``stopping`` or
-            ``stopped``, which one alone is until somebody wants it up again.
+            ``stopped``; one that was stopped alone stays so until it is started again.
         started_ms: Wall-clock time of its last start, in ms.
         restarts: How often it was started again.
-        exits: How often it ended without being asked to, by reason: ``killed by SIGKILL``, …
+        exits: Number of ends without a request, by reason: ``killed by SIGKILL``, …
         argv: Its command line.
         server_key: Public key that it proves to clients; "" where nothing is encrypted.
     """

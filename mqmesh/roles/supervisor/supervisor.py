@@ -350,7 +350,7 @@ class Supervisor:
         self._record()
 
     def _look_who_is_wanted(self) -> None:
-        """Stops and starts what somebody wants down or up again, alone."""
+        """Stops and starts single processes as administrators have requested."""
         down, now_ms = read_down(self._folder), self._clock.monotonic_ms()
         for child in self._children:
             was_wanted, child.is_wanted = child.is_wanted, child.spec.name not in down
