@@ -278,14 +278,23 @@ class _Table:
         left_out: list[str] = []
         shown = list(self._shown)
         gone = iter(optional)
-        while sum(self._widths[at] for at in shown) + len(GAP) * (len(shown) - 1) > room:
+        while self._width(shown) > room:
             name = next(gone, None)
             if name is None:
                 return None
             shown = [at for at in shown if self._heads[at].plain != name]
             left_out.append(name)
+        for name in reversed(left_out.copy()):  # a wide one may have made room for narrow ones
+            wider = sorted([*shown, *(at for at in self._shown if self._heads[at].plain == name)])
+            if self._width(wider) <= room:
+                shown = wider
+                left_out.remove(name)
         self._shown = shown
         return left_out
+
+    def _width(self, shown: Sequence[int]) -> int:
+        widths: int = sum(self._widths[at] for at in shown)
+        return widths + len(GAP) * (len(shown) - 1)
 
     def print_lines(self, console: Console | None) -> None:
         """Prints a line a row, in colours if there is a console."""

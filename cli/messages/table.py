@@ -31,9 +31,9 @@ _VALUE_WIDTH = 60
 _COLUMNS = (
     Column("key", "KEY"),
     Column("revision", "REVISION"),
-    Column("stored_ms", "STORED", timestamp),
-    Column("operation", "OPERATION"),
-    Column("expires_ms", "EXPIRES", lambda ms: timestamp(ms) if ms else "-"),
+    Column("stored_ms", "STORED", timestamp, rank=2),
+    Column("operation", "OPERATION", rank=1),
+    Column("expires_ms", "EXPIRES", lambda ms: timestamp(ms) if ms else "-", rank=3),
     Column("shown", "VALUE", lambda text: shortened(text, _VALUE_WIDTH)),
 )
 

@@ -16,8 +16,8 @@ from ..render import Column, print_answer, print_records, timestamp
 from .serve import ProcessOptions, process_options
 
 _ALARMS: Final = (
-    Column("since_ms", "SINCE", timestamp),
-    Column("severity", "SEVERITY"),
+    Column("since_ms", "SINCE", timestamp, rank=2),
+    Column("severity", "SEVERITY", rank=1),
     Column("alarm", "ALARM"),
     Column("summary", "WHAT IS WRONG"),
 )

@@ -62,6 +62,17 @@ def test_a_narrow_terminal_gets_no_optional_columns(monkeypatch, capsys):
     assert capsys.readouterr().err == "no room for STATE: widen the terminal, or take --json\n"
 
 
+def test_a_wide_column_that_is_left_out_makes_room_for_narrow_ones(monkeypatch, capsys):
+    terminal = on_terminal(monkeypatch, 60, "dumb")
+    print_table(HEADS, ROWS, optional=("STATE", "COUNT", "ENDPOINT"))
+    assert terminal.lines == [
+        "MESSAGE ID                        STATE      COUNT",
+        "0C6A9F0E5D3B7A12000000000000002A  up     1,234,567",
+        "0C6A9F0E5D3B7A12000000000000002B  down           5",
+    ]
+    assert capsys.readouterr().err == "no room for ENDPOINT: widen the terminal, or take --json\n"
+
+
 def test_where_that_is_not_enough_each_row_is_a_block(monkeypatch, capsys):
     terminal = on_terminal(monkeypatch, 40, "dumb")
     print_table(HEADS, ROWS, optional=("STATE", "COUNT"))
