@@ -60,11 +60,11 @@ _some_queues = click.IntRange(1, MAX_QUEUES_PER_TOPIC)
 _TOPICS: Final = (
     Column("topic", "TOPIC"),
     Column("broker_name", "BROKER"),
-    Column("read_queue_nums", "READ QUEUES"),
-    Column("write_queue_nums", "WRITE QUEUES"),
+    Column("read_queue_nums", "READ QUEUES", rank=2),
+    Column("write_queue_nums", "WRITE QUEUES", rank=3),
     Column("perm", "PERM", rank=1),
-    Column("priorities", "PRIORITIES", lambda count: count or "-", rank=2),
-    Column("order", "ORDER", rank=2),
+    Column("priorities", "PRIORITIES", lambda count: count or "-", rank=4),
+    Column("order", "ORDER", rank=5),
 )
 _READERS: Final = Column("groups", "GROUPS", lambda groups: ", ".join(groups) or "-")
 _ROUTE: Final = (
@@ -384,7 +384,7 @@ def update(
             confirm(f"this hides {what}", f"Hide {what}?", yes=yes)
         done = admin.put_topic(wanted, hide_messages=bool(hidden))
     _print_topic(topic_view(name, done))
-    if retention or retention_messages:
+    if changes.get("retention_ms") or retention_messages:
         print_note(
             "older messages are hidden from readers; this frees no disk: whole segments of the log "
             "go, by file_reserved_time of the broker"

@@ -73,6 +73,15 @@ def test_a_topic_is_created_changed_shown_and_deleted(cli):
     assert err[0].startswith("error: broker broker-a: ")
     assert cli("topic", "create", "life", "--if-missing")[0] == 0
 
+    code, out, err = cli(
+        "topic", "update", "life", "--message-ttl", "allow", "--on-expired", "drop"
+    )
+    assert (code, err) == (0, [])
+    buried = cli("topic", "update", "life", "--on-expired", "dead-letter")[1]
+    assert buried[0].endswith("rw, messages may expire and become dead letters")
+    assert cli("topic", "update", "life", "--retention", "1h")[2][0].startswith("older messages")
+    assert cli("topic", "update", "life", "--retention", "none")[2] == []
+    cli("topic", "update", "life", "--message-ttl", "deny", "--on-expired", "drop")
     cli("topic", "update", "life", "--write-queues", "1", "--perm", "r", "--order")
     (one,) = [one for one in as_json(cli, "topic", "list")[0] if one["topic"] == "life"]
     assert one["brokers"][0] == {
