@@ -26,7 +26,7 @@ from mqmesh.security.access_list import (
     read_access_list,
     write_access_list,
 )
-from mqmesh.security.keys import MAX_SERVER_KEYS, save_credentials
+from mqmesh.security.keys import MAX_SERVER_KEYS, Credentials, save_credentials
 from mqmesh.security.permissions import Permissions
 
 from ..notes import print_note
@@ -154,13 +154,14 @@ def add(
         trace = add_namespace(namespace, TRACE_TOPIC)
         rules.append(Rule([Action.PUB, Action.CREATE], [trace]))
 
+    made = _new_keys(name, namesrv)
+
     def change(now: AccessList) -> AccessList:
         if any(one.name == name for one in now.user):
             raise ConfigError(f"there is a user {name!r} already")
-        made = _write_keys(output, name, namesrv)
         new = User(
             name,
-            [made],
+            [made.public_key],
             UserRole(role),
             expires=None if expires is None else expires.date(),
             brokers=list(broker),
@@ -169,7 +170,8 @@ def add(
         )
         return now.with_user(new)
 
-    return _change(namesrv, change, f"user {name} is added; its keys are in {output}")
+    summary = f"user {name} is added; its keys are in {output}"
+    return _change(namesrv, change, summary, lambda: save_credentials(output, made))
 
 
 @user.command("list")
@@ -310,13 +312,14 @@ def rotate_key(name: str, output: Path, namesrv: str) -> int:
       mqmesh user rotate-key shop -o shop-2.toml
       mqmesh user remove-key shop 'rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7'
     """
+    made = _new_keys(name, namesrv)
 
     def change(now: AccessList) -> AccessList:
         one = now.find(name)
-        made = _write_keys(output, name, namesrv)
-        return now.with_user(msgspec.structs.replace(one, keys=[*one.keys, made]))
+        return now.with_user(msgspec.structs.replace(one, keys=[*one.keys, made.public_key]))
 
-    return _change(namesrv, change, f"user {name} has another key, in {output}")
+    summary = f"user {name} has another key, in {output}"
+    return _change(namesrv, change, summary, lambda: save_credentials(output, made))
 
 
 @user.command("remove-key")
@@ -480,13 +483,11 @@ def _read(namesrv: str) -> AccessList:
     return read_access_list(found.text, "access list", _today())
 
 
-def _write_keys(output: Path, name: str, namesrv: str) -> str:
+def _new_keys(name: str, namesrv: str) -> Credentials:
     own = find_credentials("")
     if own is None:
         raise ConfigError("users are added with an administrator's keys; set MQMESH_CREDENTIALS")
-    made = new_credentials(name, own.namesrv_server_key, namesrv)
-    save_credentials(output, made)
-    return made.public_key
+    return new_credentials(name, own.namesrv_server_key, namesrv)
 
 
 def _set(namesrv: str, name: str, summary: str, **fields: Any) -> int:
@@ -497,13 +498,21 @@ def _set(namesrv: str, name: str, summary: str, **fields: Any) -> int:
     )
 
 
-def _change(namesrv: str, change: Callable[[AccessList], AccessList], summary: str) -> int:
-    return _put(namesrv, change(_read(namesrv)), summary)
+def _change(
+    namesrv: str,
+    change: Callable[[AccessList], AccessList],
+    summary: str,
+    save: Callable[[], None] = lambda: None,
+) -> int:
+    return _put(namesrv, change(_read(namesrv)), summary, save)
 
 
-def _put(namesrv: str, new: AccessList, summary: str) -> int:
+def _put(
+    namesrv: str, new: AccessList, summary: str, save: Callable[[], None] = lambda: None
+) -> int:
     text = write_access_list(new)
     read_access_list(text, "access list", _today())  # as the servers will
+    save()  # a list that is refused here leaves no key file behind, which would be in the way
     with AccessClient(namesrv) as client:
         failed = client.put_access_list(text, new.version - 1)
     _print_change(summary, new.version, failed)
@@ -521,7 +530,9 @@ def _print_change(summary: str, version: int, failed: Sequence[AccessListState])
 
 def _print_list(found: AccessList) -> None:
     if print_answer(found):
-        print_text(write_access_list(found))
+        # TOML refuses a table [[namespace]] that is added behind "namespace = []".
+        lines = write_access_list(found).splitlines()
+        print_text("\n".join(one for one in lines if not one.endswith(" = []")))
 
 
 def _today() -> datetime.date:

@@ -147,6 +147,19 @@ def test_a_user_sends_what_it_may_until_it_is_disabled(cluster, run, tmp_path):
     assert "shop may not PUB topic audit: no such user, or one that is not enabled" in out
 
 
+def test_an_access_list_that_is_shown_can_be_added_to_and_applied(run, tmp_path):
+    keys, file = tmp_path / "tenant.toml", tmp_path / "acl.toml"
+    add = ("user", "add", "tenant", "--within", "tenants", "--pub", "tenants%*", "-o", str(keys))
+    code, _, (err,) = run(*add)
+    assert (code, "there is no [[namespace]] with name = 'tenants'" in err) == (2, True)
+    assert not keys.exists(), "a file without a user would be in the way of the next try"
+    _, lines, _ = run("acl", "show")
+    file.write_text("\n".join([*lines, "[[namespace]]", 'name = "tenants"']))
+    assert run("acl", "apply", str(file))[0] == 0
+    assert run(*add)[0] == 0
+    assert keys.exists()
+
+
 def test_what_administrators_do_and_who_is_refused_is_written_down(
     cluster, run, tmp_path, monkeypatch
 ):
