@@ -14,6 +14,7 @@ from mqmesh.protocol.delivery import DeliveryMode
 from mqmesh.protocol.groups import BY_CONSUMER, GroupConfig
 from mqmesh.protocol.membership import MessageModel, Subscription
 from mqmesh.protocol.policies import FOREVER_MS, KEEP
+from mqmesh.protocol.retries import DEFAULT_MAX_RECONSUME_TIMES
 from mqmesh.roles.process import ExitCode
 from mqmesh.sdk.admin.group_admin import GroupAdmin
 from mqmesh.sdk.admin.views.groups import (
@@ -76,14 +77,14 @@ def _state(connected: bool) -> Text:
 
 _GROUPS: Final = (
     Column("group", "GROUP"),
-    Column("message_model", "MODEL", lambda model: model.lower() or "-", rank=3),
+    Column("message_model", "MODEL", lambda model: model.lower() or "-", rank=5),
     Column("members", "MEMBERS"),
     Column("lag", "LAG"),
-    Column("consume_tps", "MSG/S", rate, rank=1),
-    Column("failed_per_s", "FAILED/S", rate),
-    Column("retrying", "RETRYING"),
+    Column("consume_tps", "MSG/S", rate, rank=3),
+    Column("failed_per_s", "FAILED/S", rate, rank=2),
+    Column("retrying", "RETRYING", rank=1),
     Column("dead", "DEAD"),
-    Column("topics", "TOPICS", _topics, rank=2),
+    Column("topics", "TOPICS", _topics, rank=4),
     Column("", "REMARK", value=_remark),
 )
 _PROGRESS: Final = (
@@ -192,11 +193,12 @@ def show_group(name: str, namesrv: str) -> None:
     with GroupAdmin(namesrv) as admin:
         (found,) = group_views(admin.groups(name))
     lag = "unknown" if found.lag is None else f"{found.lag:,}"
+    members = counted(found.members, "member") if found.members else "no members"
+    model = f", {found.message_model.lower()}" if found.message_model else ""
     print_answer(
         found,
         *_setting_lines(name, found.brokers),
-        f"{counted(found.members, 'member')}, {(found.message_model or 'none').lower()}; lag "
-        f"{lag}, {found.retrying:,} of them failed and come again, "
+        f"{members}{model}; lag {lag}, {found.retrying:,} of them to be retried, "
         f"{counted(found.dead, 'dead letter')}; topics: {', '.join(found.topics) or '-'}",
     )
 
@@ -412,6 +414,7 @@ def leases(name: str, topic: str, namesrv: str) -> None:
       mqmesh group leases billing --topic orders --json
     """
     with GroupAdmin(namesrv) as admin:
+        _check_has_leases(admin, name)
         print_records(_LEASES, lease_views(admin.leases(name, topic)))
 
 
@@ -429,6 +432,7 @@ def release(name: str, member: str, namesrv: str) -> None:
       mqmesh group release billing --member 10.0.0.7@4711@7f3a
     """
     with GroupAdmin(namesrv) as admin:
+        _check_has_leases(admin, name)
         count = admin.release_leases(name, member)
     print_answer(
         ReleasedLeasesView(group=name, member=member, messages=count),
@@ -493,7 +497,7 @@ def progress(name: str, topic: str, namesrv: str) -> None:
         found,
         Table(_WINDOWS if is_window else _PROGRESS, found.queues),
         f"{lag}; {rate(found.consume_tps)} messages/s; {rate(found.failed_per_s)} failures/s; "
-        f"{found.retrying:,} failed and come again; "
+        f"{found.retrying:,} to be retried; "
         f"{counted(found.dead, 'dead letter')}; {counted(found.members, 'member')}",
     )
     if is_for_people and found.differing:
@@ -555,6 +559,15 @@ def _print_producers(admin: GroupAdmin, name: str) -> int:
     return ExitCode.OK
 
 
+def _check_has_leases(admin: GroupAdmin, name: str) -> None:
+    found = group_views(admin.groups(name))
+    if all(one.delivery == DeliveryMode.QUEUE for group in found for one in group.brokers):
+        raise ConfigError(
+            f"group {name!r} has delivery = queue, so it has no leases; `mqmesh group progress` "
+            "shows its messages in flight"
+        )
+
+
 def _changes(settings: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in settings.items() if value is not None}
 
@@ -569,6 +582,8 @@ def _setting_lines(group: str, brokers: Sequence[GroupBrokerView]) -> list[str]:
         retries = "retries as each consumer says"
         if one.retry_max_times != BY_CONSUMER:
             retries = counted(one.retry_max_times, "retry", "retries")
+        elif one.delivery != DeliveryMode.QUEUE:
+            retries = counted(DEFAULT_MAX_RECONSUME_TIMES, "retry", "retries")
         notified = one.notify_consumer_ids_changed_enable
         lines.append(
             f"group {group} on {one.broker_name}: "
@@ -594,7 +609,7 @@ def _policies(one: GroupBrokerView) -> str:
             f"{one.max_unsettled:,} unsettled a queue"
         )
     if one.priority_fairness:
-        texts.append(f"each {one.priority_fairness:,}. receive begins with the oldest message")
+        texts.append(f"one of {one.priority_fairness:,} receives begins with the oldest message")
     if one.max_messages_per_s:
         texts.append(f"at most {one.max_messages_per_s:,} messages/s")
     if one.paused_until:

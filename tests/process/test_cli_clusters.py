@@ -360,6 +360,8 @@ def test_a_mistyped_name_is_an_error_and_no_empty_answer(run, tmp_path):
         ("dlq", "resend", "nobody", "--all"),
         ("dlq", "purge", "nobody", "--yes"),
         ("dlq", "export", "nobody", str(file)),
+        ("group", "leases", "nobody"),
+        ("group", "release", "nobody", "--member", "m"),
     ):
         assert run(*arguments) == (1, [], [{"error": nobody}])
     assert not file.exists()
@@ -370,6 +372,8 @@ def test_a_mistyped_name_is_an_error_and_no_empty_answer(run, tmp_path):
         ("topic", "stats", "nope"),
     ):
         assert run(*arguments) == (1, [], [{"error": nope}])
+    table = nope.replace("mqmesh topic", "mqmesh table")
+    assert run("table", "ls", "nope") == (1, [], [{"error": table}])
     code, found, (err,) = run("group", "connections", "nope", "--producers")
     assert (code, found) == (1, [])
     assert err["error"] == "no producer of a group 'nope' is connected"
@@ -377,6 +381,14 @@ def test_a_mistyped_name_is_an_error_and_no_empty_answer(run, tmp_path):
     assert (code, found, "'zz': must be 32 hex digits" in err["error"]) == (2, [], True)
     code, found, (err,) = run("query", "by-id", "xyz")
     assert (code, err["error"]) == (2, "message id 'xyz' is not 32 hex digits")
+
+
+def test_a_group_that_shares_queues_has_no_leases(run, topic):
+    group = f"{topic}-group"
+    assert run("group", "create", group)[0] == 0
+    for arguments in (("leases", group), ("release", group, "--member", "m")):
+        code, found, (err,) = run("group", *arguments)
+        assert (code, found, "has delivery = queue" in err["error"]) == (2, [], True)
 
 
 def test_messages_are_sent_to_a_queue_of_ones_choice(run, topic):

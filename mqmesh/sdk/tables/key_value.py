@@ -487,9 +487,11 @@ class KeyValue(PatientClient):
     def _find(self) -> str:
         try:
             names = sorted({one.broker_name for one in self.route(self._table).queues})
-        except TopicNotFound:
+        except TopicNotFound as error:
             if not self._create:
-                raise
+                # The advice of name servers makes a topic, which would be no table.
+                advice = str(error).replace("`mqmesh topic create ", "`mqmesh table create ")
+                raise TopicNotFound(advice) from error
             return self._make()
         if len(names) != 1:
             raise self._misplaced(names)

@@ -25,9 +25,10 @@ from mqmesh.roles.broker.state_records import GroupRecord, GroupSettings
 from mqmesh.security.quotas import Quotas
 
 _TAKES: Final[dict[str, str]] = {
-    DeliveryMode.QUEUE: "take PushConsumer or PullConsumer",
-    DeliveryMode.MESSAGE: 'take SimpleConsumer, or PushConsumer with delivery = "message"',
-    DeliveryMode.FIFO: 'take SimpleConsumer or PushConsumer with delivery = "fifo"',
+    DeliveryMode.QUEUE: "use PushConsumer, PullConsumer or `mqmesh consume`",
+    DeliveryMode.MESSAGE: 'use SimpleConsumer, PushConsumer with delivery = "message", or '
+    "`mqmesh receive`",
+    DeliveryMode.FIFO: 'use SimpleConsumer or PushConsumer with delivery = "fifo"',
 }
 
 
@@ -133,7 +134,7 @@ class GroupTable:
         if delivery == wanted or only_looks(group):
             return ""
         return (
-            f"consumer group {group!r} has delivery = {wanted}, this member {delivery}: "
+            f"consumer group {group!r} has delivery = {wanted}, this member has {delivery}: "
             f"{_TAKES[wanted]}, or change the group while it has no members"
         )
 

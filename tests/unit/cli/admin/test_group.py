@@ -34,13 +34,16 @@ def test_settings_say_the_policies_that_were_made():
         paused_topics={"orders": 1_700_000_000_000},
         max_messages_per_s=1_000,
     )
-    views = group_settings_view("g", {"a": plain, "b": made})
-    first, second = group._setting_lines("g", views.brokers)
+    single = GroupConfig("g", delivery="message", priority_fairness=10)
+    views = group_settings_view("g", {"a": plain, "b": made, "c": single})
+    first, second, third = group._setting_lines("g", views.brokers)
     assert first == "group g on a: may consume, may broadcast, retries as each consumer says"
     assert second.removeprefix(first.replace(" a:", " b:")) == (
         ", retry delays 10s 30s, dead letters: drop, at most 1,000 messages/s, paused until it is "
         "resumed, orders paused until 2023-11-14T22:13:20.000Z"
     )
+    assert "may broadcast, 16 retries, acknowledges each message" in third
+    assert third.endswith(", one of 10 receives begins with the oldest message")
 
 
 @pytest.mark.parametrize(

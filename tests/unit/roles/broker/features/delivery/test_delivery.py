@@ -997,12 +997,12 @@ def test_a_group_that_may_not_consume_any_more_settles_what_it_holds(scene):
 
 
 def test_a_member_of_the_other_mode_is_refused(scene):
-    with pytest.raises(NoPermission, match="delivery = message, this member queue: take Simple"):
+    with pytest.raises(NoPermission, match="delivery = message, this member has queue: use Simple"):
         scene.join("c", delivery="queue")
-    with pytest.raises(NoPermission, match="take SimpleConsumer"):
+    with pytest.raises(NoPermission, match="use SimpleConsumer"):
         scene.stage.pull()
     scene.join("c", group="other", delivery="queue")
-    with pytest.raises(NoPermission, match="take PushConsumer"):
+    with pytest.raises(NoPermission, match="use PushConsumer"):
         scene.join("d", group="other")
     wanted = ReceiveRequest("other", "t", "c")
     with pytest.raises(InvalidArgument, match="delivery = queue"):
