@@ -27,6 +27,7 @@ from ..progress_bar import share_bar
 from ..render import (
     Column,
     Table,
+    counted,
     print_answer,
     print_as_is,
     print_json,
@@ -342,9 +343,8 @@ def sql(
       mqmesh archive sql archive "select tag, count(*) from messages group by tag"
       mqmesh archive sql archive --values orders "select value from messages where topic = 'orders'"
     """
-    work = archive_module("maintenance")
-    with start(is_short=True) as spark:
-        frame = work.query(spark, archive, text, values=values)
+    with start(is_short=True) as spark:  # it says what is missing for Spark
+        frame = archive_module("maintenance").query(spark, archive, text, values=values)
         found = frame.limit(most + 1).collect()
         rows = found[:most]
         if answers_json():
@@ -369,9 +369,8 @@ def verify(archive: str, start: _Start) -> int:
     Examples:
       mqmesh archive verify archive
     """
-    work = archive_module("maintenance")
     with start() as spark:
-        report = work.verify(spark, archive)
+        report = archive_module("maintenance").verify(spark, archive)
     if print_answer(report):
         say(f"{report.rows:,} messages")
         for gap in report.gaps:
@@ -442,7 +441,7 @@ def expire(archive: str, older_than: str, topic: str, yes: bool) -> int:
         gone = work.expire(archive, before=before, topic=topic)
     else:
         gone = work.expire_by_settings(archive, today)
-    print_answer({"messages": gone}, f"{gone:,} messages are gone")
+    print_answer({"messages": gone}, _gone(gone))
     return ExitCode.OK
 
 
@@ -485,24 +484,25 @@ def forget(
     with start() if where else nullcontext() as spark:
         choice = work.choose(archive, spark=spark, **conditions)
     count = choice.messages
+    found = counted(count, "message")
     if not answers_json():
         Table(_TOPICS, choice.topics).print()
     if dry_run or not count:
         gone = 0
-        summary = f"{count:,} messages would be deleted" if count else "no message was found"
+        summary = f"{found} would be deleted" if count else "no message was found"
     else:
         confirm(
-            f"this deletes {count:,} messages from the archive",
-            f"Delete {count:,} messages from archive {archive}?",
+            f"this deletes {found} from the archive",
+            f"Delete {found} from archive {archive}?",
             yes=yes,
         )
         gone = work.forget(archive, choice)
-        summary = f"{gone:,} messages are gone"
+        summary = _gone(gone)
     print_answer({"messages": gone, "dry_run": dry_run, "topics": choice.topics}, summary)
     if gone:
         print_note(
-            "files of old versions have them still, until `mqmesh archive vacuum ARCHIVE "
-            "--older-than 1h` removes them"
+            "files of old versions have them still; `mqmesh archive vacuum ARCHIVE --older-than "
+            "1h` removes those files, an hour from now at the earliest"
         )
     return ExitCode.OK
 
@@ -649,13 +649,22 @@ def _snapshot(admin: AdminClient, name: str, place: str) -> Path:
 def _session(*, verbose: bool, **options: Any) -> Iterator[Any]:
     is_quiet = not (verbose or click.get_current_context().ensure_object(Options).debug)
     print_progress("starting Java and Spark")
-    spark = archive_module("session").session(is_quiet=is_quiet, **options)
+    try:
+        spark = archive_module("session").session(is_quiet=is_quiet, **options)
+    except ConfigError as error:
+        if "engine" in click.get_current_context().params:
+            raise ConfigError(f"{error}; or use --engine local, without Spark and Java") from error
+        raise
     try:
         # Spark can explain its errors only while it runs.
         with errors_of_libraries():
             yield spark
     finally:
         spark.stop()
+
+
+def _gone(count: int) -> str:
+    return f"{counted(count, 'message')} {'is' if count == 1 else 'are'} gone"
 
 
 def _note_rest(count: int, *, more: bool) -> None:

@@ -22,18 +22,19 @@ def span_seconds(text: str) -> int:
     return int(number) * unit
 
 
-def archive_module(name: str, extra: str = "spark") -> Any:
+def archive_module(name: str, extra: str = "") -> Any:
     """Imports a module of the archive, which needs packages that mqmesh can do without.
 
     Args:
         name: Module of ``mqmesh.spark``.
-        extra: Extra that has these packages, for the error.
+        extra: Extra that has these packages, for the error; that without Spark by default.
     """
     try:
         return importlib.import_module(f"mqmesh.spark.{name}")
     except ImportError as error:
         if (error.name or "").startswith("mqmesh"):
             raise
+        extra = extra or ("spark" if name == "session" else "archive")
         raise ConfigError(f"{error}: pip install 'mqmesh[{extra}]'") from error
 
 

@@ -31,25 +31,29 @@ def test_what_is_no_span_is_refused(text):
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "module", "advice"),
     [
-        ("ingest", "somewhere", "--to", "x"),
-        ("status", "x"),
-        ("find", "x", "--key", "k"),
-        ("sql", "x", "select 1"),
-        ("vacuum", "x"),
-        ("export", "x", "--topic", "t"),
+        (
+            ("ingest", "somewhere", "--to", "x"),
+            "session",
+            "'mqmesh[spark]'; or use --engine local, without Spark and Java",
+        ),
+        (("status", "x"), "", "'mqmesh[archive]'"),
+        (("find", "x", "--key", "k"), "", "'mqmesh[archive]'"),
+        (("sql", "x", "select 1"), "session", "'mqmesh[spark]'"),
+        (("vacuum", "x"), "", "'mqmesh[archive]'"),
+        (("export", "x", "--topic", "t"), "", "'mqmesh[archive]'"),
     ],
 )
-def test_without_its_packages_the_archive_says_how_to_get_them(arguments, monkeypatch, capsys):
+def test_without_its_packages_the_archive_says_how_to_get_them(
+    arguments, module, advice, monkeypatch, capsys
+):
     def nothing(name):
         raise ModuleNotFoundError("No module named 'pyarrow'", name="pyarrow")
 
-    monkeypatch.setattr(importlib, "import_module", _only("mqmesh.spark.", nothing))
+    monkeypatch.setattr(importlib, "import_module", _only(f"mqmesh.spark.{module}", nothing))
     assert main.main(["archive", *arguments]) == 2
-    assert capsys.readouterr().err == (
-        "error: No module named 'pyarrow': pip install 'mqmesh[spark]'\n"
-    )
+    assert capsys.readouterr().err == (f"error: No module named 'pyarrow': pip install {advice}\n")
 
 
 def test_the_engine_without_java_asks_for_no_spark(monkeypatch, capsys):
