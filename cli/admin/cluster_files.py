@@ -15,7 +15,7 @@ from mqmesh.sdk.admin.cluster_plan import ImportAction, ImportStep, read_setup, 
 
 from ..notes import answers_json, print_error, print_note
 from ..options import cluster_options
-from ..render import Column, Table, print_answer, print_text
+from ..render import Column, Table, counted, print_answer, print_text
 
 STDOUT: Final = "-"
 _STEPS: Final = (
@@ -57,7 +57,7 @@ def export_cluster(file: str, configs: bool, namesrv: str) -> None:
         "groups": sum(len(one.groups) for one in setup.brokers.values()),
         "keys": sum(map(len, setup.kv.values())),
     }
-    text = ", ".join(f"{count} {what}" for what, count in counts.items())
+    text = ", ".join(counted(count, what[:-1]) for what, count in counts.items())
     print_answer({"file": file, **counts}, f"{file} has {text}")
 
 

@@ -22,6 +22,7 @@ from mqmesh.user_times import TIME_HELP, parse_time
 from ..notes import print_note, print_warning
 from ..options import cluster_options, max_option
 from ..render import (
+    counted,
     duration,
     print_answer,
     print_body,
@@ -113,8 +114,8 @@ def by_id(message_id: str, most: int, with_system: bool, namesrv: str) -> int:
         result = client.by_id(message_id, max_count=most, with_system=with_system)
     if result.hidden:
         print_note(
-            f"{result.hidden} more copies are in topics of the system, where delayed messages "
-            "wait; --all shows them"
+            f"topics of the system, where delayed messages wait, have "
+            f"{counted(result.hidden, 'more copy', 'more copies')}; --all shows them"
         )
     return _print_result(result)
 

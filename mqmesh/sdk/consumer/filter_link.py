@@ -226,7 +226,8 @@ class FilterLink:
             self.errors[queue] = error
             if self._logged is not type(error):
                 self._logged = type(error)
-                _log.error("group %s, %s waits for its filter: %s", self._group, queue, error)
+                name = f"{queue.topic}:{queue.broker_name}:{queue.queue_id}"
+                _log.error("group %s: %s waits for its filter: %s", self._group, name, error)
         else:
             return  # an error that passes by itself need not be reported to the user
         self.decided.set()

@@ -559,7 +559,10 @@ class GroupMember:
     def _on_stand(self, request: Request, header: StandRequest) -> Reply:
         self._check_group(header.broker_name)
         if self.leadership is None:
-            reason = f"replica {header.replica_id} says that this one has more"
+            reason = (
+                f"replica {header.replica_id} says that replica {self._config.broker_id} has a "
+                "longer log"
+            )
             self._candidacy.stand_at_once(reason)
         return Reply()
 
