@@ -1,6 +1,6 @@
 """A FastStream application: it bills orders, and answers what an apple costs.
 
-mqmesh up                                     # in one terminal; pip install 'mqmesh[faststream]'
+mqmesh up                                     # in one terminal; pip install '.[faststream]'
 python examples/faststream_app.py             # in another one; Ctrl-C or SIGTERM ends it in order
 """
 
