@@ -35,7 +35,7 @@ class RoleInfo(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 class UpdateTopicRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """UPDATE_AND_CREATE_TOPIC: creates a topic, or changes its queue counts, permission and order
-    flag; answered with what is in force, once it is on disk.
+    flag; answered with the settings in force, once they are on disk.
 
     Read queues may outnumber write queues, so that nothing is lost while a topic shrinks.
 
@@ -249,7 +249,7 @@ class ConfigEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
         value: In force.
         default: When nothing is said.
         at_start: Value at the start of the process.
-        is_overridden: An administrator has changed it since, or set it to what it was.
+        is_overridden: An administrator has changed it since, or set it to its old value.
         is_changeable: Changes are taken while the process runs.
     """
 
@@ -368,11 +368,11 @@ class QueueEntries(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class CleanRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """DELETE_EXPIRED_COMMITLOG: one pass of retention now, whatever ``storage.delete_when`` says;
+    """DELETE_EXPIRED_COMMITLOG: one pass of retention now, regardless of ``storage.delete_when``;
     its other limits count. Answered when it is over.
 
     Attributes:
-        dry_run: Only report what would be removed.
+        dry_run: Only report the segments that would be removed.
 
     Errors:
         SYSTEM_BUSY: A pass is under way.

@@ -54,7 +54,7 @@ class RunningQueue(msgspec.Struct, array_like=True, frozen=True, gc=False):
         topic: Physical topic.
         broker_name: Broker group.
         queue_id: From 0.
-        state: ``pulling``, ``full`` (of what is not done), ``paused``, ``damaged``, ``starting``.
+        state: ``pulling``, ``full`` (undone messages), ``paused``, ``damaged``, ``starting``.
         next_offset: Queue offset that it pulls next.
         done_offset: All before it is done.
         committed_offset: Offset that the broker took last, -1 for none yet.
@@ -174,7 +174,7 @@ class HandedOver(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     Attributes:
         result: ``HandedResult``.
-        text: Error that the listener raised, or what was waited for.
+        text: Error that the listener raised, or the reason of a timeout; else "".
         took_ms: How long it took.
     """
 

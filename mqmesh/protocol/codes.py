@@ -54,7 +54,7 @@ class ResponseCode(enum.IntEnum):
     """No member of the group is connected to this broker; or it has no settings, and they are not
     made by themselves. Try again: after a heartbeat."""
     OFFSET_ILLEGAL = 27
-    """An offset outside of what is there. Try again: no."""
+    """An offset outside of the queue's bounds. Try again: no."""
     DISK_FULL = 28
     """No room to write; reads, commits and deletes go on. Try again: yes, elsewhere first."""
     STALE_GENERATION = 29

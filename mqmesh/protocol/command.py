@@ -177,7 +177,7 @@ def encode_apart(
     size = PREFIX_SIZE + len(reply.header)
     for piece in reply.body:
         size += len(piece)
-        # Two at most are added, and a last one of what is small.
+        # Two at most are added, and a last one of small pieces.
         if len(piece) < least_bytes or len(frames) > MAX_FURTHER_FRAMES - 2:
             small.append(piece)
             continue

@@ -44,7 +44,7 @@ from mqmesh.protocol.command import decode_header
 IN_BODY: Final = "body"
 """Stands in the batches of the body: each is judged for itself."""
 LOOKED_UP: Final = "looked-up"
-"""Names that are not in the request; known once what it refers to was found."""
+"""Names that are not in the request; known once its object was found."""
 
 
 class ServedBy(enum.StrEnum):
@@ -218,7 +218,7 @@ class RequestCode(enum.IntEnum):
     where topics and groups stand in the request."""
 
     PING = _row(1, ALL, NONE, reply=admin.RoleInfo)
-    """Asks a process what it is; the health check. Answered also while a broker recovers."""
+    """The health check: name and state of a process. Answered also while a broker recovers."""
     GET_BROKER_RUNTIME_INFO = _row(28, ALL, VIEW, admin.RuntimeInfoRequest, admin.RuntimeInfo,
         scoped=True)
     GET_ACCESS_LIST = _row(1_080, ALL, VIEW, admin.GetAccessListRequest, admin.AccessListInfo)

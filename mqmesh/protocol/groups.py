@@ -183,7 +183,7 @@ class DeleteGroupRequest(msgspec.Struct, array_like=True, frozen=True, gc=False)
 
     Attributes:
         group: Consumer group.
-        remove_topics: Delete its retry and its dead letter topic, too, with what is in them.
+        remove_topics: Delete its retry and its dead letter topic, too, with their messages.
 
     Errors:
         MESSAGE_ILLEGAL: The name, or the group has members.

@@ -2,7 +2,7 @@
 
 Every field that holds one has a type of this module. So clients with a namespace add it to names
 and take it off (``sdk/client/namespaced.py``), and servers keep users within theirs
-(``security/guard.py``), whatever the command is.
+(``security/guard.py``), for each command.
 """
 
 from collections.abc import Callable, Iterator

@@ -26,7 +26,7 @@ in the log."""
 MAX_REPLICA_ID: Final = 64
 MAX_HOLD_MS: Final = 600_000
 MAX_CHUNK_BYTES: Final = 1024 * 1024
-"""Most bytes of a chunk of several records; one record alone is sent whatever its size."""
+"""Most bytes of a chunk of several records; one record alone is sent, of any size."""
 
 MOST_HELD_COMMITS: Final = 10_000
 """Most commits handed over by one request."""
@@ -177,7 +177,7 @@ class ReadLogRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
         broker_name: Broker group.
         store_id: Of the log.
         start: Commit-log offset of the first record.
-        size: Bytes; one record is given whatever its size.
+        size: Bytes; one record is given, of any size.
 
     Errors:
         MESSAGE_ILLEGAL: Of another group or log, or ``ha.mode`` is off.
@@ -224,7 +224,7 @@ class ChecksumLogRequest(msgspec.Struct, array_like=True, frozen=True, gc=False)
         store_id: Of the log.
         start: Commit-log offset of the first record.
         stop: No record that ends behind it counts.
-        size: Bytes; one record counts whatever its size.
+        size: Bytes; one record counts, of any size.
 
     Errors:
         MESSAGE_ILLEGAL: Another store's log.

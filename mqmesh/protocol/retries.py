@@ -139,7 +139,7 @@ class ResendRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
         queue_offsets: Offsets of the dead letters in queue 0 of ``%DLQ%<group>``.
         target: ``ResendTarget``.
         force: Also those that were resent before.
-        dry_run: Only report what would be done.
+        dry_run: Only report the outcomes.
 
     Errors:
         TOPIC_NOT_EXIST: The group has no dead letters here.

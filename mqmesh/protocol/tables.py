@@ -59,7 +59,7 @@ class ReadTableRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
             first, tombstones among them. If there are more, the next request has the revision of
             the last one as ``newer_than``.
         keys_only: Without values.
-        max_bytes: Values stop before they would exceed it; one is given whatever its size.
+        max_bytes: Values stop before they would exceed it; one is given, of any size.
 
     Errors:
         TOPIC_NOT_EXIST: No such topic.

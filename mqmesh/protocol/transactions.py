@@ -162,8 +162,8 @@ class ListHalfMessagesRequest(msgspec.Struct, array_like=True, frozen=True, gc=F
     Attributes:
         group: Only of this producer group; empty for all.
         topic: Only for this topic; empty for all.
-        min_age_ms: Only what is at least so old.
-        parked: Only what was parked.
+        min_age_ms: Only those that are at least so old.
+        parked: Only parked ones.
         max_count: Messages to list.
         namespace: Only messages of this one, also where they are counted; "" for all that the user
             may see.

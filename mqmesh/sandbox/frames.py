@@ -85,7 +85,7 @@ class FramingSlip(Exception):
 
 
 class AnswerReader:
-    """Takes what a worker writes, and never holds more of it than an answer may be.
+    """Takes a worker's output, and never holds more of it than an answer may be.
 
     Args:
         nonce: Nonce of the question.

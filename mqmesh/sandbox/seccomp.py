@@ -1,6 +1,6 @@
 """Which system calls a confined worker may make: the table, and the program for the kernel.
 
-Pure: ``confinement.py`` installs what is made here. Every call that is not in the table
+Pure: ``confinement.py`` installs the filter that is made here. Every call that is not in the table
 ends the process at once, but for ``open``, which is refused: Python itself tries to show
 the line of a syntax error. Where an argument matters, it is looked at: ``read`` and
 ``write`` are for the two pipes only, and no memory may become executable any more.

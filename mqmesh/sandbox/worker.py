@@ -5,7 +5,7 @@ by 1. First it imports what it and filters need, then it reads what to run, lock
 in, and only then looks at the filter.
 """
 
-# Imports after the lock-down end the process, so what Python loads late is loaded here.
+# Imports after the lock-down end the process, so late imports of Python are made here.
 import encodings.ascii
 import encodings.idna
 import encodings.latin_1

@@ -36,7 +36,7 @@ class SendContext:
         is_half: They are half messages of transactions.
         queue: Queue they go to; None before one is chosen. After the send, their queue.
         began_ms: When ``before_send`` was called, ms since 1970.
-        status: After the send: ``SEND_OK``, or what is still missing; None if it failed.
+        status: After the send: ``SEND_OK``, or the missing safety; None if it failed.
         queue_offset: Of the first message, -1 if it failed.
         commitlog_offset: Start of the batch in the broker's log, -1 if it failed.
         first_id: Producer id and sequence of the first message, (0, -1) if it failed.
@@ -207,7 +207,7 @@ class HookCalls:
         group: The client's.
 
     Attributes:
-        sees_before_send: Some hook has a ``before_send``, so may change what is sent.
+        sees_before_send: Some hook has a ``before_send``, so may change messages.
         sees_sends: Some hook has that, or an ``after_send``.
         failures: Errors that hooks raised.
     """
@@ -242,7 +242,7 @@ class HookCalls:
             is_half: They are half messages.
 
         Returns:
-            In its ``messages`` stands what is to be sent.
+            Context whose ``messages`` are to be sent.
         """
         context = SendContext(self._group, messages, queue, is_half=is_half, began_ms=now_ms)
         for method in self._before_send:

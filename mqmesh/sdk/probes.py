@@ -103,7 +103,7 @@ class ProbeClient(AdminClient):
         )
 
     def _make_test_topic(self, broker_name: str, endpoint: str) -> str:
-        """Returns what went wrong, or nothing."""
+        """Returns the error, or nothing."""
         config = TopicConfig(SELF_TEST_TOPIC, 1, 1)
         header = encode_header(UpdateTopicRequest(config))
         try:

@@ -225,7 +225,7 @@ def read_access_list(text: str, source: str, today: datetime.date) -> AccessList
         today: By UTC.
 
     Raises:
-        ConfigError: The text is no sound list: one line that says what to mend.
+        ConfigError: The text is no sound list: one line that says what to correct.
     """
     access_list = parse_config(AccessList, text, source)
     problem = next(_problems(access_list, today), None)

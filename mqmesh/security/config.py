@@ -30,7 +30,7 @@ class SecurityConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     audit_log: bool = True
 
     def __post_init__(self) -> None:
-        """Checks what belongs together.
+        """Checks settings that belong together.
 
         Raises:
             ConfigError: Security is enabled without keys, or with ``insecure`` set as well.

@@ -11,7 +11,7 @@ from mqmesh.namespaces import is_within
 from mqmesh.security.access_list import EVERYTHING, AccessList, Action, Rule, User, UserRole
 
 _READERS: Final = frozenset({UserRole.BROKER, UserRole.SERVICE})
-"""A replica has the whole log, and a filter server pulls what it filters."""
+"""A replica has the whole log, and a filter server pulls the messages that it filters."""
 
 MAX_REMEMBERED: Final = 100_000
 """Verdicts that are kept; then all are forgotten."""

@@ -46,7 +46,7 @@ class Flow:
         self.refused = 0
 
     def check(self, now_ms: int) -> None:
-        """Refuses the next request while what went before is over the quota.
+        """Refuses the next request while earlier ones are over the quota.
 
         Args:
             now_ms: Monotonic clock.
@@ -101,7 +101,7 @@ class Quotas:
         self.refused_connections: dict[str, int] = {}
 
     def put(self, access_list: AccessList) -> None:
-        """Puts other quotas in force; a user whose rates are as before goes on with what it used.
+        """Puts other quotas in force; a user with the same rates as before keeps its usage.
 
         Args:
             access_list: The list with them.
@@ -177,7 +177,7 @@ class Quotas:
             flow.note(messages, size)
 
     def refusals_of_namespaces(self) -> dict[LabelValues, int]:
-        """Return what was refused, by namespace and quota."""
+        """Return the number of refusals, by namespace and quota."""
         found: dict[LabelValues, int] = {**self.refused_of_namespaces}
         for name, flow in self.sending_of_namespaces.items():
             found[name, "send_bytes_per_s"] = flow.refused

@@ -155,7 +155,7 @@ class CallRequested(msgspec.Struct, frozen=True):
 
 
 class CallGivenUp(msgspec.Struct, frozen=True):
-    """A call's client does not wait for it any more, or will not take what it was answered."""
+    """A call's client does not wait for it any more, or will not take its answer."""
 
     call: GrpcCall
 
@@ -441,7 +441,7 @@ class GrpcConnection:
         self._flush(call)
 
     def cut(self, call: GrpcCall, status: GrpcStatus, text: str) -> None:
-        """End a call without what waits for room; nothing once it is over."""
+        """End a call without messages that wait for room; without effect once it is over."""
         if not (call.is_over or self.is_over):
             self._drop_output(call)
             self.finish(call, status, text)
@@ -467,7 +467,7 @@ class GrpcConnection:
         call._out = memoryview(b"".join(parts))
 
     def _flush(self, call: GrpcCall) -> None:
-        """Send what a client has room for."""
+        """Send as much as a client has room for."""
         try:
             self._flush_open(call)
         except ProtocolError:

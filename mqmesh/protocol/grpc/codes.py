@@ -164,7 +164,7 @@ _CODE_OF: Final = (
 
 
 def reply_code(error: BaseException) -> ReplyCode:
-    """Return what a client is answered for an error."""
+    """Return the answer to a client for an error."""
     if isinstance(error, RefusedCall):
         return error.code
     for kind, code in _CODE_OF:

@@ -83,7 +83,7 @@ class RemotingCommand(msgspec.Struct):
         flag: ``RESPONSE`` and ``ONEWAY``.
         fields: The header's own fields; at most 128.
         body: The body.
-        remark: Sentence about what went wrong.
+        remark: Sentence about the error.
         version: Of the sender, RocketMQ's ``MQVersion``.
         language: Of the sender.
         is_json: Form of the header; an answer has that of its request.
@@ -134,7 +134,7 @@ class RemotingReader:
         self._wanted = _SMALLEST
 
     def feed(self, data: bytes) -> Iterator[RemotingCommand]:
-        """Read what came.
+        """Read received bytes.
 
         Args:
             data: Next bytes of the connection.

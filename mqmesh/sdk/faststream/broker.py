@@ -80,7 +80,7 @@ class MQMeshBroker(MQMeshRegistrator, BrokerUsecase[Delivery, Producer, MQMeshBr
     Args:
         namesrv_addr, credentials, namespace, client, transport, hooks: As for ``PushConsumer``, for
             all of its clients.
-        producer_group: Of what it sends.
+        producer_group: Producer group of its sends.
         tracing: Fields of ``TracingOptions`` for all of its clients: ``{"telemetry": "otel"}``.
         options: FastStream's: ``middlewares``, ``routers``, ``dependencies``, ``ack_policy``,
             ``parser``, ``decoder``, ``codec``, ``graceful_timeout`` (15 s: how long calls that run
@@ -214,7 +214,7 @@ class MQMeshBroker(MQMeshRegistrator, BrokerUsecase[Delivery, Producer, MQMeshBr
         """Sends a value and waits until it is stored.
 
         Args:
-            message: Bytes, text, or what the serializer takes: models, dataclasses, JSON's types.
+            message: Bytes, text, or a value for the serializer: models, dataclasses, JSON's types.
             topic: Topic.
             headers: Properties of the message.
             correlation_id: A new one by default.
@@ -283,7 +283,7 @@ class MQMeshBroker(MQMeshRegistrator, BrokerUsecase[Delivery, Producer, MQMeshBr
         timeout_ms: int | None = None,
         **fields: Unpack[SendFields],
     ) -> MQMeshMessage:
-        """Sends a value and awaits what its handler returns: ``await reply.decode()``.
+        """Sends a value and awaits its handler's result: ``await reply.decode()``.
 
         Raises:
             RequestTimeout: No reply came in time (``timeout_ms``).

@@ -26,7 +26,7 @@ from mqmesh.sdk.producer.send_result import SendResult
 class MQMeshPublisher(PublisherUsecase):
     """Publisher to a topic; made by ``MQMeshBroker.publisher``.
 
-    As a decorator of a handler it sends what the handler returns.
+    As a decorator of a handler it sends the handler's results.
 
     Args:
         config: To which topic, with which headers.

@@ -160,7 +160,7 @@ class MessageEncoder:
 
 
 class MQMeshProducer(ProducerProto[MQMeshPublishCommand]):
-    """Producer of what FastStream publishes.
+    """Producer of messages that FastStream publishes.
 
     Args:
         make: Makes the producer, which belongs to the event loop that it is started in.

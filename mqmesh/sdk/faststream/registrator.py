@@ -156,7 +156,7 @@ class MQMeshRegistrator(Registrator[Delivery, MQMeshBrokerConfig]):
         batch: bool = False,
         **options: Unpack[PublisherKeywords],
     ) -> MQMeshPublisher:
-        """Sends to a topic: by itself, or what a handler returns that it decorates.
+        """Sends to a topic: values, or results of a handler that it decorates.
 
         Args:
             topic: Topic.

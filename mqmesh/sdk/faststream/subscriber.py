@@ -206,7 +206,7 @@ class MQMeshSubscriber(SubscriberUsecase[Delivery]):
     def _processing(
         self, consumer: PushConsumer
     ) -> Callable[[list[StoredMessage]], Awaitable[ConsumeResult]]:
-        """Return the listener that stores what is published with the progress of the group."""
+        """Return the listener that stores published messages with the progress of the group."""
 
         async def listen(messages: list[StoredMessage]) -> ConsumeResult:
             try:

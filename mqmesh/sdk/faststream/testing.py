@@ -114,7 +114,7 @@ class ProducerInMemory(MQMeshProducer):
         )
 
     async def request(self, cmd: MQMeshPublishCommand) -> Delivery:
-        """Calls the first handler, and returns what it returned; one of lists never answers."""
+        """Calls the first handler, and returns its result; one of lists never answers."""
         (message,) = await self._encoder.messages(cmd)
         stored = _stored(message, self._sent)
         self._sent += 1

@@ -77,7 +77,7 @@ class BatchCodec:
                 prefix=self._prefix,
             )
         except Exception as error:
-            # Also what messages do that were changed after they were checked.
+            # Also errors of messages that were changed after they were checked.
             raise InvalidArgument(f"the messages cannot be sent as one batch: {error}") from error
 
     def at_once(
@@ -94,7 +94,7 @@ class BatchCodec:
                 prefix=self._prefix,
             )
         except Exception as error:
-            # The way that encodes them one by one finds what is wrong, or has the memory.
+            # The way that encodes them one by one finds the error, or has the memory.
             _log.debug("messages cannot be encoded at once: %s", error)
             return None
 

@@ -119,7 +119,7 @@ class PendingBatch(msgspec.Struct, eq=False):
 
     def notify(self) -> None:
         """Wakes and calls everybody who waits for the outcome, without the lock."""
-        # Programs may hold futures for long; what was sent need not stay with them.
+        # Programs may hold futures for long; sent messages need not stay with them.
         self.messages, self.payload, self.encoded = [], None, None
         if self.event is not None:
             self.event.set()

@@ -647,7 +647,7 @@ class Producer:
         )
 
     def take_answers_by(self, watch: Watch) -> None:
-        """Have answers to what leaves at once taken by another loop; for asyncio's producer."""
+        """Have answers to sends that leave at once taken by another loop; for mqmesh.aio."""
         if self._posts:
             self._sender.watch = watch
 

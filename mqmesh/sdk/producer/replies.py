@@ -169,7 +169,7 @@ class Replies:
         return None
 
     def without(self, broker_name: str) -> Effects:
-        """Find other brokers for what waits for a broker that cannot be connected to."""
+        """Find other brokers for replies that wait for a broker that cannot be connected to."""
         effects = Effects()
         for one in self._waiting.pop(broker_name, ()):
             one.why = no_connection(f"broker {broker_name}")

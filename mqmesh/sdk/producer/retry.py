@@ -61,6 +61,6 @@ def judge(error: MQMeshError, *, attempts: int, retries: int) -> SendFailure:
 def leaves_doubt(error: MQMeshError) -> bool:
     """Return True when after such an error a broker may, or may not, have stored the messages.
 
-    A deposed master answers ``NotMaster`` also to what it has stored, and its followers, too.
+    A deposed master answers ``NotMaster`` also to sends that it, or its followers, have stored.
     """
     return isinstance(error, TransportError | ProtocolError | NotMaster)

@@ -321,7 +321,7 @@ class SendBuffer:
     # ---- Out ---------------------------------------------------------------------------
 
     def end_linger(self, now_ms: int) -> int | None:
-        """Let what has waited long enough for more messages leave; return when the next one has."""
+        """Let batches leave that have waited long enough; return when the next one has."""
         with self.lock:
             while self._lingering:
                 due_ms, lane, batch = self._lingering[0]
@@ -372,7 +372,7 @@ class SendBuffer:
         return taken
 
     def take_late(self, broker_name: str, now_ms: int) -> list[PendingBatch]:
-        """Takes what waits for a broker and has passed its deadline."""
+        """Takes batches that wait for a broker and have passed their deadline."""
         late: list[PendingBatch] = []
         with self.lock:
             for lane in self._ready.get(broker_name, ()):
@@ -384,7 +384,7 @@ class SendBuffer:
     def take_free(
         self, broker_name: str, others: Callable[[MessageQueue], frozenset[str]], now_ms: int
     ) -> list[tuple[Lane, PendingBatch]]:
-        """Takes what waits for a broker, each queue's in order, and might go to another one.
+        """Takes batches that wait for a broker, each queue's in order, and might go to another one.
 
         Args:
             broker_name: It is away.
@@ -533,7 +533,7 @@ class SendBuffer:
             lane.listed = True
 
     def _land(self, batch: PendingBatch) -> None:
-        """End the flight of a batch, if it is in flight; what waits in its lane is ready then."""
+        """End the flight of a batch, if it is in flight; the next one of its lane is ready then."""
         lane = batch.lane
         if lane is None:
             return

@@ -19,7 +19,7 @@ class SendResult(msgspec.Struct, frozen=True, gc=False):
     """A message, or an explicit batch, as the broker has it.
 
     Attributes:
-        status: ``SEND_OK``, or what is still missing.
+        status: ``SEND_OK``, or the missing safety.
         message_queue: Queue it went to.
         queue_offset: Of the message, or of the batch's first one.
         commitlog_offset: Start of its batch in the broker's log.
@@ -101,14 +101,14 @@ class SendFuture(msgspec.Struct, frozen=True, eq=False, gc=False):
         if batch.outcome is None and batch.error is None:
             batch.wait(timeout)
         if batch.error is not None:
-            # One error may be raised many times; what it saw the last time is not of interest.
+            # One error may be raised many times; its last traceback is not of interest.
             raise batch.error.with_traceback(None)
         return make_result(batch, self.index)
 
     def add_done_callback(self, on_done: OnDone) -> None:
         """Calls back with this future when it is done, at once if it is.
 
-        The call comes in the producer's own thread and must not block; what it raises is
+        The call comes in the producer's own thread and must not block; its errors are
         logged.
         """
         batch = self._batch

@@ -76,7 +76,7 @@ class PostedRequest(msgspec.Struct, frozen=True, eq=False):
 
 
 class Sender:
-    """Sender of what the buffer has ready: numbers batches, sends requests, judges the answers.
+    """Sender of the buffer's ready batches: numbers them, sends requests, judges the answers.
 
     A lone synchronous send leaves in its caller's thread; all else, and each retry, in the client
     loop, which has a few requests in flight a broker. Both number, count and judge here. Every
@@ -97,7 +97,7 @@ class Sender:
             topic is ``OTHER``.
         latency: Latency of requests that a broker answered, in ms.
         lost: Messages of each topic that were given up because the client was closed.
-        watch: Has the answers to what leaves at once taken, in the client loop by default.
+        watch: Has answers to sends that leave at once taken, in the client loop by default.
         has_room, schedule: See ``RequestOutbox``.
     """
 
@@ -143,7 +143,7 @@ class Sender:
         return self._buffer.pending_bytes
 
     def added(self, lane: Lane) -> None:
-        """Has the client loop send what was added to a lane, when it may go; from any thread."""
+        """Has the client loop send a lane's new messages, when they may go; from any thread."""
         if lane.lingers:
             if not self._watches_linger:
                 self._watches_linger = True
@@ -193,7 +193,7 @@ class Sender:
             if claimed.listed:
                 self.schedule()
         except BaseException as error:
-            # Ctrl-C anywhere: the lane must not stay in flight, nor what waits in it be forgotten.
+            # Ctrl-C anywhere: the lane must not stay in flight, nor its messages be forgotten.
             if batch.size:
                 known = error if isinstance(error, MQMeshError) else _interrupted(batch.queue)
                 self._finish(batch, known)
@@ -323,7 +323,7 @@ class Sender:
         return None
 
     def without(self, broker_name: str) -> None:
-        """End what is late, and move what may go elsewhere, without a connection to a broker."""
+        """End late batches, and move others elsewhere, without a connection to a broker."""
         now_ms = self._engine.loop.clock.monotonic_ms()
         error = self._engine.brokers.failures.get(broker_name) or no_connection(
             f"broker {broker_name}"
@@ -377,7 +377,7 @@ class Sender:
         sent_ns: int,
         answer: Command | MQMeshError,
     ) -> Effects:
-        """End the batches if all are stored; what has to be judged is that by an event."""
+        """End the batches if all are stored; others are judged by an event."""
         latency_ms = (self._clock.monotonic_ns() - sent_ns) / 1_000_000
         results: Sequence[BatchOutcome | MQMeshError]
         try:

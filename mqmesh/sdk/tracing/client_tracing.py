@@ -1,4 +1,4 @@
-"""Tracing of a client: its hooks, and what starts and closes with it."""
+"""Tracing of a client: its hooks, and parts that start and close with it."""
 
 from collections.abc import Callable, Sequence
 from typing import Final

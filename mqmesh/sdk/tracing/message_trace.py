@@ -1,4 +1,4 @@
-"""RocketMQ's message trace of what a client sends and consumes."""
+"""RocketMQ's message trace of a client's sent and consumed messages."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
@@ -97,7 +97,7 @@ class MessageTrace(Hooks):
         *,
         success: bool,
     ) -> None:
-        """Record a stored batch; what failed has no message id, and is not traced, as in RocketMQ.
+        """Record a stored batch; a failed one has no message ids and is not traced, as in RocketMQ.
 
         Args:
             facts: Of the messages that ``chosen`` has named.

@@ -306,7 +306,7 @@ class Otel(Telemetry):
     # ---- Clients ---------------------------------------------------------------------
 
     def instrument(self, client: object) -> None:
-        """Puts spans around what a client offers, by attributes in front of its methods.
+        """Puts spans around a client's methods, by attributes in front of them.
 
         So a client without OpenTelemetry does not even ask whether it has it.
         """
@@ -334,7 +334,7 @@ def _around_send(
     def call(what: Any, *args: Any, **kwargs: Any) -> Any:
         messages = _messages_of(what)
         if not messages:
-            return method(what, *args, **kwargs)  # which says what is wrong
+            return method(what, *args, **kwargs)  # which raises the error
         sending = otel.begin(messages, kind=kind)
         with _failing(sending):
             result = method(_like(what, sending), *args, **kwargs)

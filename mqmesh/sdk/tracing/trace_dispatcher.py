@@ -13,7 +13,7 @@ from mqmesh.sdk.client.forks import call_in_forks
 from mqmesh.transport.interface import Condition, LoopThread, Transport
 
 MAX_WAITING: Final = 4_096
-"""Records that wait; what is beyond is dropped."""
+"""Records that wait; further ones are dropped."""
 MESSAGE_RECORDS: Final = 100
 """Records of a trace message, at most; a message has no more than 64 keys, either."""
 WAKE_RECORDS: Final = 512
@@ -120,7 +120,7 @@ class TraceDispatcher:
                 changed.notify()
 
     def close(self) -> None:
-        """Sends what waits, within ``FLUSH_S`` and ``STORE_S``, and ends; idempotent."""
+        """Sends waiting records, within ``FLUSH_S`` and ``STORE_S``, and ends; idempotent."""
         if self._closing or self._changed is None or self._thread is None:
             return
         closed(self)

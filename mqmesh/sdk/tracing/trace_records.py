@@ -131,7 +131,7 @@ def plain_text(text: str) -> str:
 
 
 def encode_record(one: TraceRecord) -> str:
-    """Return a record as text; what is of users must be ``plain_text``."""
+    """Return a record as text; texts of users must be ``plain_text``."""
     return _ENCODE[one.kind](one)
 
 

@@ -50,4 +50,4 @@ class Telemetry(Hooks):
     """Interface of ``Otel``, for clients that may not have its package."""
 
     def instrument(self, client: object) -> None:
-        """Puts spans around what a client offers."""
+        """Puts spans around a client's methods."""

@@ -63,7 +63,7 @@ class ListenerPool:
         self._loop.call_later(GROW_MS, self._look)
 
     def _look(self) -> None:
-        # Starts another thread if the others do not come to what waits.
+        # Starts another thread if the others do not come to waiting tasks.
         with self._ready:
             self._watched = bool(self._tasks)
             if not self._watched:
@@ -87,7 +87,7 @@ class ListenerPool:
                 )
 
     def close(self) -> None:
-        """Ends the threads as they come back; what waits is dropped."""
+        """Ends the threads as they come back; waiting tasks are dropped."""
         with self._ready:
             self._closed = True
             self._tasks.clear()

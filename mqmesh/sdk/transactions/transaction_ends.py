@@ -32,7 +32,7 @@ MAX_RUNS: Final = 4_096
 MAX_MESSAGES: Final = 65_536
 """Decisions in a request; together with the half batches they are about, a few MiB."""
 IN_FLIGHT: Final = 1
-"""Requests a broker; what is decided meanwhile makes the next one larger."""
+"""Requests a broker; decisions made meanwhile make the next one larger."""
 PAUSE_MS: Final = 50
 
 OnEnded = Callable[[EndOutcome | MQMeshError], None]
@@ -126,7 +126,7 @@ class Ends:
         return None
 
     def without(self, broker_name: str) -> None:
-        """End what is late, without a connection to a broker."""
+        """End late decisions, without a connection to a broker."""
         gone = no_connection(f"broker {broker_name}")
         now_ms = self._clock.monotonic_ms()
         late: list[_Item] = []
