@@ -13,7 +13,7 @@ from mqmesh.roles.broker.core import Core
 from mqmesh.roles.broker.features.tables.changes import Change, read_carried, read_changes
 from mqmesh.roles.broker.features.tables.row_store import BrokerTable, Mark, RowsStep, RowStore
 from mqmesh.storage.interface import GetStatus
-from mqmesh.units import MIB
+from mqmesh.units import MAX_OFFSET, MIB
 
 TABLE_QUEUE: Final = 0
 _NO_MARK: Final = (-1, 0)
@@ -64,6 +64,18 @@ class RowMaker:
     def is_made(self, table: BrokerTable) -> bool:
         """Return whether the rows of a table have reached the goals."""
         return table.applied >= table.goal and self._rows.carried >= self.carried_goal
+
+    def lacks_from(self, tables: Mapping[str, BrokerTable]) -> int:
+        """Return a commit-log offset before all batches that the rows lack, MAX_OFFSET for none.
+
+        Args:
+            tables: All tables by name.
+        """
+        ends = [(one.applied, self.end_of(one.name), one.mark) for one in tables.values()]
+        ends.append((self._rows.carried, self.end_of(CARRIED_TOPIC), self._rows.carried_mark))
+        # Behind the batch that they had last; without one from the first segment on.
+        places = [max(mark[0], 0) for applied, end, mark in ends if applied < end]
+        return min(places, default=MAX_OFFSET)
 
     def make(self, tables: Mapping[str, BrokerTable], end: int, until_ms: int) -> bool:
         """Make rows of the tables that are not ready.

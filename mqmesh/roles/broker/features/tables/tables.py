@@ -453,6 +453,8 @@ class Tables:
         if not self.is_whole:
             return 0
         place = max(self.counts.lowest_place(), self.released)
+        if self._core.is_follower:
+            return min(place, self._maker.lacks_from(self._tables))
         first = self.unsettled.first
         return place if first is None else min(place, first.mark[0])
 

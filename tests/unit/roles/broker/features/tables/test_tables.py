@@ -1,6 +1,7 @@
 """Tables of a broker without a process: puts, comparisons, reads, expiry."""
 
 import pytest
+from harness.served import features_on
 
 from mqmesh.batch.record_batch import Attributes
 from mqmesh.errors import (
@@ -18,7 +19,7 @@ from mqmesh.roles.broker.features.tables.row import MOST_INLINE_BYTES
 from mqmesh.security.access_list import AccessList, Namespace, NamespaceQuota
 from mqmesh.storage.interface import FlushDiskType
 from mqmesh.storage.table_rows import MemoryRows
-from mqmesh.units import KIB
+from mqmesh.units import KIB, MAX_OFFSET
 
 CONFLICT = ResponseCode.REVISION_CONFLICT
 
@@ -269,6 +270,39 @@ def test_a_start_that_could_not_forget_rows_does_not_take_them_over_later(kept, 
         kept.read()
     kept.feature.tick(0)
     assert kept.values() == {"a": b"1"}
+
+
+def test_a_follower_keeps_the_log_that_its_rows_could_not_get(kept, monkeypatch):
+    stage = kept.stage
+    features = features_on(
+        stage.store, stage.config, stage.clock, is_kept=True, is_follower=True, rows=MemoryRows()
+    )
+    features.load()
+    followed = features.state.tables
+
+    def follow():
+        features.core.state.follow()
+        followed.follow(stage.store.stats().max_commitlog_offset)
+
+    kept.put(("a", b"1"))
+    kept.put(("a", None))
+    follow()
+    assert followed.is_whole
+    (table,) = followed
+    place = table.mark[0]
+
+    def fail(*arguments):
+        raise DiskFull("planned")
+
+    monkeypatch.setattr(followed, "released", MAX_OFFSET)  # no row leads into the log
+    assert followed.lowest() == MAX_OFFSET
+    with monkeypatch.context() as full:
+        full.setattr(MemoryRows, "write", fail)
+        kept.put(("b", b"2"))
+        follow()
+    assert followed.lowest() == place
+    follow()
+    assert followed.lowest() == MAX_OFFSET
 
 
 def test_a_value_that_was_replaced_does_not_expire(scene):
