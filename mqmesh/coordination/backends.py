@@ -1,8 +1,8 @@
 """Coordination engines, by the scheme of their URL.
 
-Besides the embedded one they are found by entry points of the group ``mqmesh.coordinator``, named
-as their scheme, whose object is called like ``open_coordinator``: ``etcd`` here, others in any
-package.
+All engines except the embedded one are found by entry points of the group ``mqmesh.coordinator``,
+named as their scheme, whose object is called like ``open_coordinator``: ``etcd`` here, others in
+any package.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ ENTRY_POINT_GROUP: Final = "mqmesh.coordinator"
 TIMEOUT_MS: Final = 2_000
 
 OpenCoordinator = Callable[..., Coordinator]
-"""Called like ``open_coordinator``."""
+"""Opens a coordinator of one engine; called like ``open_coordinator``."""
 
 
 def open_coordinator(
@@ -28,14 +28,14 @@ def open_coordinator(
     """Opens a way to a coordination engine; it connects by itself, now or later.
 
     Args:
-        url: ``embedded://host:port``, ``etcd://host:port,host:port,…``, or what another entry
-            point understands.
-        transport: Its loop calls back.
+        url: ``embedded://host:port``, ``etcd://host:port,host:port,…``, or a URL of another entry
+            point.
+        transport: Transport whose loop calls back.
         cluster: Cluster of the groups and settings.
-        timeout_ms: Of each call, 100 to 60,000 ms.
+        timeout_ms: Time for each call, 100 to 60,000 ms.
 
     Raises:
-        ConfigError: No such engine, or the URL makes no sense to it.
+        ConfigError: There is no such engine, or the engine rejects the URL.
     """
     scheme, found, rest = url.partition("://")
     if not found:

@@ -61,7 +61,7 @@ _SETTINGS: Final = "settings"
 _REFUSED: Final = frozenset(
     {ResponseCode.SYSTEM_BUSY, ResponseCode.DISK_FULL, ResponseCode.MESSAGE_ILLEGAL}
 )
-"""Codes that say for sure that nothing was changed."""
+"""Codes that prove that nothing was changed."""
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -72,10 +72,10 @@ class EmbeddedCoordinator:
     """Client of the embedded coordinator, see ``mqmesh.coordination.interface.Coordinator``.
 
     Args:
-        transport: Its loop calls back.
-        address: Of the coordinator, ``host:port``.
+        transport: Transport whose loop calls back.
+        address: Address of the coordinator, ``host:port``.
         cluster: Cluster of the groups and settings.
-        timeout_ms: Of each call.
+        timeout_ms: Time for each call.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class EmbeddedCoordinator:
         self._change(request, outcome_of, on_done)
 
     def presences(self, group: str, on_done: OnDone[tuple[LiveReplica, ...]]) -> None:
-        """Reads whose sessions live."""
+        """Reads the replicas whose sessions live."""
         self._view(self._key(group), _members_of, on_done)
 
     def watch(
@@ -187,7 +187,7 @@ class EmbeddedCoordinator:
         )
 
     def close(self) -> None:
-        """Lets go of the connection; sessions end by themselves."""
+        """Closes the connection; sessions end by themselves."""
         self._closed = True
         self._again.cancel()
         self._watches.clear()
@@ -313,9 +313,9 @@ class EmbeddedWatch:
     """Groups that are watched.
 
     Args:
-        keys: Of their records, and the groups.
+        keys: Keys of the groups' records, and the groups.
         on_change: Called with the view of a group that changed.
-        on_close: Called when it is closed.
+        on_close: Called when the watch is closed.
 
     Attributes:
         closed: ``on_change`` is called no more.

@@ -22,7 +22,7 @@ from mqmesh.host import ProcessMark
 from mqmesh.units import KIB, MAX_OFFSET
 
 MOST_REPLICAS: Final = 64
-"""Most replicas of one group."""
+"""Limit of the replicas of one group."""
 MAX_STATE_BYTES: Final = 16 * KIB
 """Longest encoded ``GroupState``."""
 MAX_PRESENCE_BYTES: Final = 4 * KIB
@@ -59,8 +59,9 @@ class MemberIncarnation(msgspec.Struct, frozen=True, array_like=True):
     """One member of an in-sync set.
 
     Attributes:
-        replica_id: 1 to 64.
-        incarnation: Of its store; the member counts only while the store has lost nothing since.
+        replica_id: Id of the replica, 1 to 64.
+        incarnation: Incarnation of its store; the member counts only while the store has lost
+            nothing since.
     """
 
     replica_id: _ReplicaId
@@ -71,18 +72,19 @@ class GroupState(msgspec.Struct, frozen=True, kw_only=True):
     """State of one broker group, as it was decided; JSON in every engine.
 
     Attributes:
-        log_id: Of the log that all replicas have.
-        epoch: Of the last election, from 1 on.
+        log_id: Id of the log that all replicas have.
+        epoch: Epoch of the last election, from 1 on.
         master: Replica that leads in this epoch; None for no leader.
         in_sync: Replicas that have everything that is confirmed.
         mode: Replicas whose copies a message needs.
-        copies: How many copies confirm it.
+        copies: Number of copies that confirm a message.
         voters: Replicas of the group; no other one comes in sync. None named: all do.
         mode_since_epoch: Epoch in which ``mode`` came into force.
-        unclean_since: Epoch of the last election that may have lost what was confirmed; 0 for none.
-        reason: Why the last change of master was made.
-        preferred_ms: When the lead was handed to a preferred replica last; 0 for never. Wall clock.
-        switched_ms: Time of that change, wall clock of the replica that made it; for people.
+        unclean_since: Epoch of the last election that may have lost confirmed messages; 0 for none.
+        reason: Reason of the last change of master.
+        preferred_ms: Time of the last hand-over to a preferred replica; 0 for never. Wall clock.
+        switched_ms: Time of the last change of master, wall clock of the replica that made it; for
+            people.
         paused: No replica stands for election when the master is missed: an administrator is at
             work.
     """
@@ -112,8 +114,8 @@ class StateRecord(msgspec.Struct, frozen=True):
     Attributes:
         version: Version of the record, for ``change``; 0 when there is none. It says nothing
             else: engines count in their own ways.
-        state: None when the engine knows nothing of the group. That never means that there are
-            no messages: an engine may have lost its files.
+        state: State of the group, or None when the engine has no record of it. None never means
+            that there are no messages: an engine may have lost its files.
     """
 
     version: int
@@ -121,25 +123,25 @@ class StateRecord(msgspec.Struct, frozen=True):
 
 
 class Presence(msgspec.Struct, frozen=True, kw_only=True):
-    """Presence of a replica while its session lives: what it says of itself. JSON in every engine.
+    """Presence of a replica while its session lives, as it reports it. JSON in every engine.
 
     Attributes:
         group: Broker group.
-        replica_id: 1 to 64.
-        identity: Of its store, drawn once.
+        replica_id: Id of the replica, 1 to 64.
+        identity: Identity of its store, drawn once.
         incarnation: See ``MemberIncarnation``.
-        address: Where clients reach it, ``host:port``.
-        replica_address: Where replicas reach it.
+        address: Address for clients, ``host:port``.
+        replica_address: Address for replicas.
         server_key: Public key that it proves to clients; "" where nothing is encrypted.
-            Replicas believe it as far as the access list has it as a broker's of this group.
-        last_epoch: Of the last record of its log.
-        end_offset: Behind the last record of its log.
-        synced_offset: Behind what its disk has.
+            Replicas trust it if the access list has it as a broker's of this group.
+        last_epoch: Epoch of the last record of its log.
+        end_offset: Commit-log offset behind the last record of its log.
+        synced_offset: Commit-log offset behind the records on its disk.
         can_lead: Its disk takes writes.
         is_cut_off: The replica leads, and for some seconds has reached too few followers to commit.
         preferred: The replica leads where others could as well.
-        zone: Where it stands.
-        process: Process of the session, so that it can end when the process is seen to be dead.
+        zone: Zone of the replica.
+        process: Process of the session, which can be ended when the process is dead.
     """
 
     group: Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
@@ -163,10 +165,10 @@ class LiveReplica(msgspec.Struct, frozen=True):
     """A replica whose session lives, as far as the engine knows.
 
     Attributes:
-        session: Its session.
+        session: Id of its session.
         presence: Presence that it sent last.
-        age_ms: So long ago, at least. Less than the truth after a restart or a new connection,
-            so a large one proves that nothing was renewed, and a small one little.
+        age_ms: Time since its last renewal, at least. Less than the truth after a restart or a new
+            connection, so a large one proves that nothing was renewed, and a small one little.
     """
 
     session: SessionId
@@ -179,7 +181,7 @@ class GroupView(msgspec.Struct, frozen=True):
 
     Attributes:
         group: Broker group.
-        record: Its state.
+        record: State of the group.
         members: Replicas whose sessions live, by replica id.
     """
 
@@ -192,8 +194,8 @@ class SettingsRecord(msgspec.Struct, frozen=True):
     """Settings that must be equal in all of a cluster.
 
     Attributes:
-        version: Of the record, 0 when there is none.
-        settings: By name.
+        version: Version of the record, 0 when there is none.
+        settings: Settings by name.
     """
 
     version: int
@@ -207,14 +209,14 @@ class CoordinatorUnavailable(MQMeshError):
 
 
 class SessionLost(MQMeshError):
-    """Raised when a session has ended, for whatever reason; begin another one."""
+    """Raised when a session has ended, for any reason; begin another one."""
 
 
 class OutcomeUnknown(MQMeshError):
     """Raised when it is unknown whether a change was made; read before anything else.
 
-    A read that finds the old version does not say that it was not made: it may be on its way, and
-    be made behind that read. Only another change of that version settles it.
+    A read that finds the old version does not prove that the change was not made: it may be on its
+    way, and be made behind that read. Only another change of that version settles it.
     """
 
 
@@ -222,7 +224,7 @@ class Conflict(MQMeshError):
     """Raised when a change was not made, since the record has another version by now.
 
     Attributes:
-        record: The newer one.
+        record: The newer record.
     """
 
     def __init__(self, message: str, record: StateRecord | SettingsRecord) -> None:
@@ -241,12 +243,12 @@ class Coordinator(Protocol):
     """A coordination engine, as one cluster uses it."""
 
     def begin_session(self, ttl_ms: int, presence: Presence, on_done: OnDone[SessionId]) -> None:
-        """Begins a session; one that the same replica of the group had before ends by it.
+        """Begins a session; it ends an earlier one of the same replica of the group.
 
         Args:
             ttl_ms: Time from the last renewal to the end, ``MIN_TTL_MS`` to ``MAX_TTL_MS``.
                 Engines may take a little longer, never much less.
-            presence: Can be read while it lives.
+            presence: Presence, which can be read while the session lives.
             on_done: Called with the session, or ``CoordinatorUnavailable``: then one may have
                 begun, which is never renewed.
 
@@ -255,11 +257,11 @@ class Coordinator(Protocol):
         """
 
     def keep_alive(self, session: SessionId, presence: Presence, on_done: OnDone[int]) -> None:
-        """Renews a session and what it says.
+        """Renews a session and its presence.
 
         Args:
-            session: To be renewed.
-            presence: Of the same replica.
+            session: Session to renew.
+            presence: Presence of the same replica.
             on_done: Called with the deadline, in ms of ``Clock.boot_ms``: until then the engine
                 does not report that the session ended by itself. It counts from when the request
                 was sent. Or called with ``SessionLost``, ``CoordinatorUnavailable``.
@@ -269,9 +271,9 @@ class Coordinator(Protocol):
         """
 
     def end_session(self, session: SessionId, on_done: OnDone[None] | None = None) -> None:
-        """Ends a session at once; one that has ended does no harm.
+        """Ends a session at once; one that has ended already does no harm.
 
-        A process that knows another one to be dead ends its session: a certificate of death.
+        A process that knows that another one is dead ends its session: a certificate of death.
 
         Args:
             session: Any session.
@@ -298,19 +300,19 @@ class Coordinator(Protocol):
 
         Args:
             group: Broker group.
-            version: Version that was read; 0 where there was none.
-            state: The new one.
-            session: Of the caller.
+            version: Version that was read; 0 if there was none.
+            state: The new state.
+            session: Session of the caller.
             on_done: Called with the new version, or ``Conflict``, ``SessionLost``,
-                ``CoordinatorUnavailable`` when it was not made for sure, ``OutcomeUnknown`` when
-                it may have been.
+                ``CoordinatorUnavailable`` when the change was certainly not made,
+                ``OutcomeUnknown`` when it may have been.
 
         Raises:
             InvalidArgument: An argument is out of bounds.
         """
 
     def presences(self, group: str, on_done: OnDone[tuple[LiveReplica, ...]]) -> None:
-        """Reads whose sessions live.
+        """Reads the replicas whose sessions live.
 
         Args:
             group: Broker group.
@@ -336,8 +338,8 @@ class Coordinator(Protocol):
         """Replaces the settings of the cluster, if they have this version.
 
         Args:
-            version: Version that was read; 0 where there was none.
-            settings: The new ones.
+            version: Version that was read; 0 if there was none.
+            settings: The new settings.
             on_done: Called with the new version, or ``Conflict``, ``CoordinatorUnavailable``,
                 ``OutcomeUnknown``.
 
@@ -353,17 +355,17 @@ class Coordinator(Protocol):
         """
 
     def close(self) -> None:
-        """Lets go of everything; sessions end by themselves. Calling twice does no harm."""
+        """Closes all connections; sessions end by themselves. Calling twice does no harm."""
 
 
 def check_session(ttl_ms: int, presence: Presence) -> bytes:
-    """Checks what a session begins with.
+    """Checks the arguments of a new session.
 
     Returns:
         The encoded presence.
 
     Raises:
-        InvalidArgument: Names the value and its bounds.
+        InvalidArgument: A value is out of bounds; the message names both.
     """
     if not MIN_TTL_MS <= ttl_ms <= MAX_TTL_MS:
         raise InvalidArgument(

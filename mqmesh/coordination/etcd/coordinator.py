@@ -44,7 +44,7 @@ from mqmesh.errors import InvalidArgument, MQMeshError
 from mqmesh.transport.interface import Transport
 
 MAX_WATCHED: Final = 128
-"""Most groups that one process watches."""
+"""Limit of the groups that one process watches."""
 
 _log = logging.getLogger(__name__)
 
@@ -65,13 +65,13 @@ class EtcdCoordinator:
     """Coordinator whose engine is etcd, see ``mqmesh.coordination.interface.Coordinator``.
 
     Args:
-        transport: Its loop calls back.
-        addresses: Of etcd's members, ``host:port``.
+        transport: Transport whose loop calls back.
+        addresses: Addresses of etcd's members, ``host:port``.
         cluster: Cluster of the groups and settings.
-        timeout_ms: Of each call.
+        timeout_ms: Time for each call.
 
     Raises:
-        ConfigError: An address is none, or the cluster's name cannot be part of a key.
+        ConfigError: An address is malformed, or the cluster's name cannot be part of a key.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class EtcdCoordinator:
         self._helper.ask(job, on_done, changes=True)
 
     def presences(self, group: str, on_done: OnDone[tuple[LiveReplica, ...]]) -> None:
-        """Reads whose sessions live."""
+        """Reads the replicas whose sessions live."""
         prefix = self._keys.group(group) + b"session/"
         sent_ms = self._clock.monotonic_ms()
 
@@ -178,7 +178,7 @@ class EtcdCoordinator:
         self._helper.ask(lambda deadline: settings_of(self._records.read(key, deadline)), on_done)
 
     def close(self) -> None:
-        """Lets go of the connections; sessions end by themselves."""
+        """Closes the connections; sessions end by themselves."""
         if not self._closed:
             self._closed = True
             self._watches.clear()
@@ -232,7 +232,7 @@ class EtcdWatch:
     Args:
         groups: Broker groups.
         on_change: Called with the view of a group that changed.
-        on_close: Called when it is closed.
+        on_close: Called when the watch is closed.
 
     Attributes:
         closed: ``on_change`` is called no more.

@@ -21,19 +21,19 @@ from mqmesh.coordination.interface import CoordinatorUnavailable, OutcomeUnknown
 from mqmesh.errors import EndpointUnreachable, MQMeshError, RemoteProtocolError, TransportError
 
 MIN_TRY_MS: Final = 300
-"""A member gets at least so long, if there is as much."""
+"""Shortest time for a member, if as much is left."""
 ROUND_PAUSE_MS: Final = 100
-"""Pause when all members failed."""
+"""Pause after all members failed."""
 
 _T = TypeVar("_T")
 _Answer = TypeVar("_Answer", bound=HasHeader)
 
 
 class EtcdRefusal(MQMeshError):
-    """Raised when etcd says that it does not do something.
+    """Raised when etcd refuses a request.
 
     Attributes:
-        code: Of gRPC.
+        code: Code of gRPC.
     """
 
     def __init__(self, message: str, code: int) -> None:
@@ -48,10 +48,10 @@ class Line(Protocol):
         """Sends a request and waits for its answer."""
 
     def stream(self, path: str, body: bytes, timeout_ms: int) -> Iterator[bytes]:
-        """Sends requests and gives the lines of the answer as they come."""
+        """Sends requests and yields the lines of the answer as they arrive."""
 
     def interrupt(self) -> None:
-        """Ends what another thread waits for."""
+        """Ends the wait of another thread."""
 
     def close(self) -> None:
         """Closes the connection."""
@@ -61,11 +61,11 @@ class Gateway:
     """Client of one member, and of the next one when it fails; for one thread.
 
     Args:
-        members: Of the cluster.
+        members: Members of the cluster.
         open_line: Makes a connection to an address.
-        clock: Measures deadlines.
+        clock: Clock for deadlines.
         pause: Lets the thread sleep for so many seconds.
-        timeout_ms: Of a request at all members together.
+        timeout_ms: Time of a request at all members together.
     """
 
     def __init__(
@@ -93,13 +93,13 @@ class Gateway:
         *,
         changes: bool = False,
     ) -> _Answer:
-        """Asks until a member answers.
+        """Sends a request to one member after the other until one answers.
 
         Args:
-            path: Of the call.
-            request: Its JSON; bytes become base64.
-            kind: Of the answer.
-            deadline_ms: Monotonic clock; until then.
+            path: Path of the call.
+            request: JSON of the request; bytes become base64.
+            kind: Type of the answer.
+            deadline_ms: Monotonic clock at which the tries end.
             changes: It must not be done twice: it is sent to one member, and to none if no
                 member can be reached now.
 
@@ -131,7 +131,7 @@ class Gateway:
         raise CoordinatorUnavailable(f"etcd cannot be asked: {why or 'it is too late to begin'}")
 
     def watch(self, requests: list[dict[str, Any]], silence_ms: int) -> Iterator[WatchResult]:
-        """Yield the changes of some ranges, as its member knows them.
+        """Yield the changes of some ranges, as the watched member reports them.
 
         Args:
             requests: See ``watch_of``.
@@ -155,7 +155,7 @@ class Gateway:
             yield answer.result
 
     def interrupt(self) -> None:
-        """Ends what the thread waits for; from any thread."""
+        """Ends the thread's wait; from any thread."""
         line = self._line
         if line is not None:
             line.interrupt()

@@ -19,16 +19,16 @@ from mqmesh.coordination.interface import (
 )
 
 MAX_GROUPS: Final = 1_024
-"""Most groups whose ages of presences are kept; those read first are forgotten."""
+"""Limit of the groups whose ages of presences are kept; those read first are forgotten."""
 
 
 class SeenPresence(msgspec.Struct, frozen=True):
     """A presence, as this process saw it.
 
     Attributes:
-        revision: Of its key.
-        since_ms: When this revision was seen first; monotonic clock.
-        age_ms: So much later a read found the same.
+        revision: Revision of its key.
+        since_ms: Time at which this revision was seen first; monotonic clock.
+        age_ms: Time from then to the last read that found the same revision.
     """
 
     revision: int
@@ -40,7 +40,7 @@ class Ages:
     """Ages of presences, by the clock of their reader; etcd reports whole seconds only.
 
     A renewal puts its key anew. A process that reads the same revision twice, each time with all
-    changes that were answered before, knows that nothing was renewed in between. A watch does not
+    changes answered before, knows that nothing was renewed in between. A watch does not
     prove that: its member may be behind.
     """
 
@@ -54,12 +54,12 @@ class Ages:
 
         Args:
             group: Broker group.
-            revisions: By replica id, of all that are there.
+            revisions: Revisions of all present replicas, by replica id.
             sent_ms: Time of the request; monotonic clock.
-            now_ms: When the answer was here.
+            now_ms: Time of the answer.
 
         Returns:
-            So many ms ago each of them was renewed, at least.
+            Time in ms since the renewal of each of them, at least.
         """
         known = self._groups.pop(group, {})
         if len(self._groups) >= MAX_GROUPS:
@@ -85,10 +85,10 @@ class Ages:
 
 
 class WatchedKeys:
-    """The keys of one watched group: those read, and those that a watch has brought since.
+    """The keys of one watched group: those read, and later changes from a watch.
 
     Args:
-        keys: Of the cluster.
+        keys: Keys of the cluster.
         group: Broker group.
     """
 
@@ -139,7 +139,7 @@ def settings_of(found: EtcdKeyValue | None) -> SettingsRecord:
     """Return a cluster's settings.
 
     Raises:
-        RemoteProtocolError: The value is no settings.
+        RemoteProtocolError: The value holds no settings.
     """
     if found is None:
         return SettingsRecord(0)
@@ -158,7 +158,7 @@ def members_of(
     """Return the sessions among some keys, by replica id.
 
     Raises:
-        RemoteProtocolError: A presence is none.
+        RemoteProtocolError: The value of a presence is invalid.
     """
     found = []
     for one in kvs:

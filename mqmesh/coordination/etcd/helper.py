@@ -10,21 +10,21 @@ from mqmesh.errors import MQMeshError
 from mqmesh.transport.interface import Timer, Transport
 
 MAX_CALLS: Final = 256
-"""Most calls that wait or are made."""
+"""Limit of the calls that wait or are made."""
 MAX_SLACK_MS: Final = 100
-"""Time by which the thread gives up before the timeout, at most, so that its own words say why."""
+"""Longest time before the timeout at which the thread gives up, to report an error of its own."""
 
 _T = TypeVar("_T")
 
 
 class Helper:
-    """Queue of calls in one thread, made one by one; each has an outcome in time, whatever it does.
+    """Queue of calls in one thread, made one by one; each has an outcome in time.
 
     Args:
-        transport: Its loop runs the callbacks; it has threads.
+        transport: Transport whose loop runs the callbacks; it has threads.
         timeout_ms: Time for each call, from its request on.
-        interrupt: Ends what the thread waits for.
-        end: Done last, in the thread.
+        interrupt: Ends the thread's wait.
+        end: Called last, in the thread.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Helper:
 
     def _late(self, future: "Future[_T]", on_done: OnDone[_T], *, changes: bool) -> None:
         if self._closed or future.done():
-            return  # what came of it is on its way
+            return  # its outcome is on its way
         del self._open[future]
         was_begun = not future.cancel()
         if was_begun:

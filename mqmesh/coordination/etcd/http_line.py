@@ -25,8 +25,8 @@ class HttpAnswer(msgspec.Struct, frozen=True):
     """Answer to an HTTP request.
 
     Attributes:
-        status: Of HTTP.
-        body: Whole.
+        status: Status of HTTP.
+        body: Whole body.
     """
 
     status: int
@@ -39,7 +39,7 @@ class HttpLine:
     Only ``interrupt`` may be called from another thread.
 
     Args:
-        address: Of the member, ``host:port``.
+        address: Address of the member, ``host:port``.
     """
 
     def __init__(self, address: str) -> None:
@@ -51,14 +51,14 @@ class HttpLine:
         """Sends a request and waits for its answer.
 
         Args:
-            path: Of the call.
+            path: Path of the call.
             body: JSON.
-            timeout_ms: For the connection, and then for each piece of the answer.
+            timeout_ms: Time for the connection, and then for each piece of the answer.
 
         Raises:
             EndpointUnreachable: There is no connection: nothing was sent.
             RequestTimeout: No answer in time; whether the member did it is unknown.
-            RemoteProtocolError: The answer is none, or it broke off; unknown as well.
+            RemoteProtocolError: The answer is malformed, or it broke off; unknown as well.
         """
         connection = self._connected(timeout_ms)
         try:
@@ -79,17 +79,17 @@ class HttpLine:
         return HttpAnswer(response.status, data)
 
     def stream(self, path: str, body: bytes, timeout_ms: int) -> Iterator[bytes]:
-        """Sends requests and gives the lines of the answer as they come; closes behind them.
+        """Sends requests and yields the lines of the answer as they arrive; closes behind them.
 
         Args:
-            path: Of the call.
+            path: Path of the call.
             body: JSON, several requests one behind the other.
-            timeout_ms: For the connection, and then for each line.
+            timeout_ms: Time for the connection, and then for each line.
 
         Raises:
             EndpointUnreachable: There is no connection.
-            RequestTimeout: Nothing came for so long.
-            RemoteProtocolError: The stream broke off, or is none.
+            RequestTimeout: No line arrived in time.
+            RemoteProtocolError: The stream broke off, or is malformed.
         """
         connection = self._connected(timeout_ms)
         try:
@@ -111,7 +111,7 @@ class HttpLine:
             self.close()
 
     def interrupt(self) -> None:
-        """Ends what another thread waits for; that thread gets an error."""
+        """Ends the wait of another thread, which gets an error."""
         held = self._socket
         if held is not None:
             with suppress(OSError):

@@ -18,7 +18,7 @@ class EtcdKeys:
     """Keys of one cluster.
 
     Args:
-        cluster: Its name.
+        cluster: Name of the cluster.
 
     Attributes:
         settings: Key of the cluster's settings.
@@ -70,7 +70,7 @@ def replica_and_lease(session: SessionId) -> tuple[int, int]:
     """Splits an id that ``session_id`` made.
 
     Raises:
-        InvalidArgument: The id is of no session of etcd.
+        InvalidArgument: The id belongs to no session of etcd.
     """
     replica, slash, lease = session.partition("/")
     is_sound = slash and all(part.isascii() and part.isdigit() for part in (replica, lease))

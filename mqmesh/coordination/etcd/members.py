@@ -1,4 +1,4 @@
-"""The members of an etcd cluster: their addresses, and what proves that one of them is behind."""
+"""The members of an etcd cluster: their addresses, and the proof that one of them is behind."""
 
 import threading
 from typing import Final
@@ -14,13 +14,13 @@ class Members:
     """Members, and the highest raft term that any of them has shown; for all threads.
 
     A member that is cut off from the others, or was, answers with a term that the others have
-    left: what it says is not taken.
+    left: such an answer is rejected.
 
     Args:
-        addresses: ``host:port``, in the order in which they are tried.
+        addresses: Addresses ``host:port``, in the order in which they are tried.
 
     Attributes:
-        addresses: The same.
+        addresses: As given.
     """
 
     def __init__(self, addresses: tuple[str, ...]) -> None:
@@ -38,7 +38,7 @@ class Members:
         """Takes note of an answer.
 
         Raises:
-            RemoteProtocolError: Its member is behind, or of another cluster.
+            RemoteProtocolError: Its member is behind, or belongs to another cluster.
         """
         if not header.cluster_id:
             return
@@ -62,7 +62,7 @@ def addresses_of(text: str) -> tuple[str, ...]:
     """Takes ``host:port,host:port`` apart.
 
     Raises:
-        ConfigError: Names what is no address.
+        ConfigError: A part is no address; the message names it.
     """
     addresses = tuple(dict.fromkeys(one.strip() for one in text.rstrip("/").split(",")))
     if len(addresses) > MOST_MEMBERS:

@@ -17,17 +17,17 @@ WATCH: Final = "/v3/watch"
 UNKNOWN: Final = 2
 NOT_FOUND: Final = 5
 REFUSALS: Final = frozenset({3, NOT_FOUND, 7, 8, 9, 12, 16})
-"""Codes that say for sure that nothing was done, and that another member would say the same:
+"""Codes that prove that nothing was done, and that another member would refuse, too:
 arguments, permission, space, preconditions, unknown calls and credentials among them."""
 
 
 class Header(msgspec.Struct, frozen=True):
-    """Header of an answer: which member answers, and how far it is.
+    """Header of an answer: the state of the answering member.
 
     Attributes:
-        cluster_id: Of etcd's cluster.
-        revision: Of the whole store.
-        raft_term: Of the member.
+        cluster_id: Id of etcd's cluster.
+        revision: Revision of the whole store.
+        raft_term: Raft term of the member.
     """
 
     cluster_id: int = 0
@@ -44,7 +44,7 @@ class HasHeader(Protocol):
 
 
 class EtcdAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """An answer of which nothing else counts."""
+    """An answer of which only the header counts."""
 
     header: Header = Header()
 
@@ -53,10 +53,10 @@ class EtcdKeyValue(msgspec.Struct, frozen=True):
     """A key.
 
     Attributes:
-        key: Whole.
-        value: Of it.
-        mod_revision: When it was put last.
-        lease: By whose end it ends; 0 for none.
+        key: Whole key.
+        value: Value of the key.
+        mod_revision: Revision of its last put.
+        lease: Lease whose end removes the key; 0 for none.
     """
 
     key: bytes
@@ -69,7 +69,7 @@ class RangeAnswer(EtcdAnswer, frozen=True):
     """Answer to a range request.
 
     Attributes:
-        kvs: By key.
+        kvs: Keys and values, ordered by key.
     """
 
     kvs: list[EtcdKeyValue] = []
@@ -86,7 +86,7 @@ class TxnAnswer(EtcdAnswer, frozen=True):
 
     Attributes:
         succeeded: All comparisons held.
-        responses: Of the operations that were carried out.
+        responses: Results of the operations that were carried out.
     """
 
     succeeded: bool = False
@@ -102,8 +102,8 @@ class GrantAnswer(EtcdAnswer, frozen=True):
     """A lease.
 
     Attributes:
-        ID: Of it.
-        TTL: Seconds; etcd takes no less than one and a half of its election timeouts.
+        ID: Id of the lease.
+        TTL: Time to live, s; etcd takes no less than one and a half of its election timeouts.
     """
 
     ID: int
@@ -114,7 +114,7 @@ class KeepAliveResult(EtcdAnswer, frozen=True):
     """A lease that was renewed.
 
     Attributes:
-        TTL: Seconds; 0 when there is no such lease.
+        TTL: Time to live, s; 0 when there is no such lease.
     """
 
     TTL: int = 0
@@ -135,7 +135,7 @@ class KeyEvent(msgspec.Struct, frozen=True):
     """A key that changed.
 
     Attributes:
-        kv: Newly; of one that is gone only its key counts.
+        kv: New state of the key; for a removed one only its key counts.
         type: ``PUT`` or ``DELETE``.
     """
 
@@ -148,9 +148,9 @@ class WatchResult(EtcdAnswer, frozen=True):
 
     Attributes:
         canceled: The watch has ended.
-        cancel_reason: Why.
-        compact_revision: Older revisions are gone, if that is why.
-        events: In their order.
+        cancel_reason: Reason why it ended.
+        compact_revision: Oldest revision left, if the lack of older ones is the reason.
+        events: Events in their order.
     """
 
     canceled: bool = False
@@ -176,8 +176,8 @@ class ErrorAnswer(msgspec.Struct, frozen=True):
     """A request that failed.
 
     Attributes:
-        code: Of gRPC.
-        message: For people.
+        code: Code of gRPC.
+        message: Text for people.
     """
 
     code: int = UNKNOWN
@@ -212,11 +212,11 @@ def get(key: bytes) -> dict[str, Any]:
 def txn(
     compare: list[dict[str, Any]], success: list[dict[str, Any]], failure: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Does the one when all comparisons hold, else the other."""
+    """Executes ``success`` when all comparisons hold, else ``failure``."""
     return {"compare": compare, "success": success, "failure": failure}
 
 
 def watch_of(prefix: bytes, end: bytes, revision: int) -> dict[str, Any]:
-    """Watches what lies between two keys, from a revision on."""
+    """Watches the keys between two keys, from a revision on."""
     created = {"key": prefix, "range_end": end, "start_revision": revision, "fragment": True}
     return {"create_request": created}

@@ -1,4 +1,4 @@
-"""Sessions and records in etcd: which requests they take, and what the answers mean.
+"""Sessions and records in etcd: their requests, and the meaning of the answers.
 
 Each call gets a deadline, by the monotonic clock, and runs in the helper thread.
 """
@@ -54,15 +54,15 @@ class Ask(Protocol):
         *,
         changes: bool = False,
     ) -> _Answer:
-        """Asks until a member answers."""
+        """Sends a request to one member after the other until one answers."""
 
 
 class EtcdRecords:
     """Records and sessions of a cluster in etcd.
 
     Args:
-        ask: Asks etcd, and waits.
-        clock: Of this machine.
+        ask: Sends a request to etcd, and waits for the answer.
+        clock: Clock of this machine.
     """
 
     def __init__(self, ask: Ask, clock: Clock) -> None:
@@ -75,7 +75,7 @@ class EtcdRecords:
         """Makes a lease, and puts a presence with it in place of another session's.
 
         Raises:
-            CoordinatorUnavailable: Etcd cannot be asked, or refuses.
+            CoordinatorUnavailable: Etcd cannot be reached, or refuses.
         """
         ttl_s = -(-ttl_ms // 1_000)
         granted = self._ask_or_fail(GRANT, {"TTL": ttl_s}, GrantAnswer, deadline_ms)
@@ -92,11 +92,11 @@ class EtcdRecords:
         """Renews a lease, and puts the presence anew if it is still this session's.
 
         Returns:
-            Until when it lives, boot clock.
+            Deadline of the session, boot clock.
 
         Raises:
             SessionLost: The session has ended.
-            CoordinatorUnavailable: Etcd cannot be asked, or refuses.
+            CoordinatorUnavailable: Etcd cannot be reached, or refuses.
         """
         _, lease = replica_and_lease(session)
         sent_ms = self._clock.boot_ms()
@@ -115,7 +115,7 @@ class EtcdRecords:
         """Ends a lease, and the presence with it.
 
         Raises:
-            CoordinatorUnavailable: Etcd cannot be asked, or refuses.
+            CoordinatorUnavailable: Etcd cannot be reached, or refuses.
         """
         _, lease = replica_and_lease(session)
         try:
@@ -128,13 +128,13 @@ class EtcdRecords:
         """Reads a key, with all changes that were answered before.
 
         Raises:
-            CoordinatorUnavailable: Etcd cannot be asked, or refuses.
+            CoordinatorUnavailable: Etcd cannot be reached, or refuses.
         """
         found = self._ask_or_fail(RANGE, range_of(key), RangeAnswer, deadline_ms).kvs
         return found[0] if found else None
 
     def read_all(self, prefix: bytes, deadline_ms: int) -> list[EtcdKeyValue]:
-        """Reads all keys that begin so; see ``read``."""
+        """Reads all keys with a prefix; see ``read``."""
         request = range_of(prefix, range_end(prefix))
         return self._ask_or_fail(RANGE, request, RangeAnswer, deadline_ms).kvs
 

@@ -1,4 +1,4 @@
-"""The helper thread that watches groups in etcd: reads them, then receives what changes."""
+"""The helper thread that watches groups in etcd: reads them, then receives their changes."""
 
 import logging
 from collections.abc import Callable
@@ -21,8 +21,8 @@ from mqmesh.errors import RemoteProtocolError, TransportError
 from mqmesh.transport.interface import Transport
 
 SILENCE_MS: Final = 3_000
-"""Silence after which a stream is begun anew at the next member: its own may be cut off. Where
-sessions are renewed that does not come to pass."""
+"""Silence after which a stream is begun anew at the next member: its own may be cut off. Renewals
+of sessions prevent such a silence."""
 AGAIN_MS: Final = 300
 """Pause after a stream that ended."""
 
@@ -33,13 +33,13 @@ class GroupStream:
     """One stream of all watched groups.
 
     Args:
-        transport: Its loop runs the callbacks; it has threads.
-        gateway: For this thread alone.
-        keys: Of the cluster.
-        timeout_ms: Of the read of a group.
-        on_read: Called with a group that was read, its keys, and when it was asked for (monotonic
-            clock).
-        on_events: Called with a group, and what changed.
+        transport: Transport whose loop runs the callbacks; it has threads.
+        gateway: Gateway for this thread alone.
+        keys: Keys of the cluster.
+        timeout_ms: Time for the read of a group.
+        on_read: Called with a group that was read, its keys, and the time of the request
+            (monotonic clock).
+        on_events: Called with a group, and its changes.
     """
 
     def __init__(
