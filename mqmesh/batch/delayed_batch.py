@@ -1,9 +1,9 @@
-"""Record batches of delayed messages: when they are due, and where they go then.
+"""Record batches of delayed messages: their due times, and their destination.
 
 A batch with ``Attributes.HAS_DELAY`` has more in its meta than others (readers that do not
-know of it pass over the rest of the array). A producer says how long the messages shall
-wait: a delay level, or points in time. The broker adds where they really go and stores
-the batch in ``SCHEDULE_TOPIC_XXXX``; the payload is not touched.
+support it skip the rest of the array). A producer gives the wait of the messages: a delay level,
+or points in time. The broker adds their destination and stores the batch in
+``SCHEDULE_TOPIC_XXXX``; the payload is not touched.
 
 A batch with ``Attributes.HAS_EXPIRY`` has one element more, ``expires_ms`` of ``ExpiringMeta``, and
 the elements before it empty where nothing is delayed. All its messages expire at once.
@@ -11,8 +11,8 @@ the elements before it empty where nothing is delayed. All its messages expire a
 A batch with ``Attributes.HAS_EXPECTED``, of a table, has another one, ``expected`` of
 ``ExpectingMeta``; the elements before it are empty where they do not apply.
 
-A queue of that topic for each level, one for arbitrary times, and one for the records of
-what was done (``schedule_record.py``).
+That topic has a queue for each level, one for arbitrary times, and one for the records of
+completed actions (``schedule_record.py``).
 """
 
 import re
@@ -34,7 +34,7 @@ MAX_DELAY_LEVELS: Final = 64
 ANY_TIME_QUEUE: Final = MAX_DELAY_LEVELS
 """Queue of messages with a point in time; a level's is the level minus one. On disk."""
 RECORD_QUEUE: Final = MAX_DELAY_LEVELS + 1
-"""Queue of the records of what was done. On disk."""
+"""Queue of the records of completed actions. On disk."""
 SCHEDULE_QUEUES: Final = MAX_DELAY_LEVELS + 2
 
 _UNIT_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -95,7 +95,7 @@ def parse_delay_levels(text: str) -> tuple[int, ...]:
     """Parse the levels of a setting like ``1s 5s 2m`` into ms; level 1 first.
 
     Raises:
-        ConfigError: It is none: says what to write.
+        ConfigError: The text is malformed; the message names the form.
     """
     words = text.split()
     if not 1 <= len(words) <= MAX_DELAY_LEVELS:
@@ -123,7 +123,7 @@ def read_delayed_meta(buffer: Buffer, header: BatchHeader) -> DelayedMeta:
         revisions are compared.
 
     Raises:
-        CorruptBatch: It is not what the format says.
+        CorruptBatch: The meta does not have the format.
     """
     decode: Callable[[Buffer], DelayedMeta] = _decoder.decode
     if header.attributes & _HAS_EXPECTED:
@@ -149,7 +149,7 @@ def read_delayed_meta(buffer: Buffer, header: BatchHeader) -> DelayedMeta:
 def expires_ms(buffer: Buffer, header: BatchHeader) -> int:
     """Return when the messages of a batch expire, as ``ExpiringMeta`` has it; 0 for never.
 
-    A batch whose meta cannot be read never expires: who reads it says what is wrong.
+    A batch whose meta cannot be read never expires: its reader reports the damage.
     """
     if not header.attributes & _HAS_EXPIRY:
         return 0
@@ -180,7 +180,7 @@ def pack_due_times(times: tuple[int, ...] | list[int]) -> bytes:
 
 
 def check_wish(meta: DelayedMeta) -> None:
-    """Checks what a producer wants.
+    """Checks the delay that a producer requests.
 
     Raises:
         MessageIllegal: Neither a level nor points in time, both, or impossible times.
@@ -199,19 +199,19 @@ def _expiry_of(meta: DelayedMeta) -> int:
 def scheduled_batch(
     buffer: Buffer, header: BatchHeader, meta: DelayedMeta, *, queue_id: int
 ) -> bytes:
-    """Puts a batch under a meta that says when it is due; the payload stays as it is.
+    """Puts a batch under a meta with its due times; the payload stays as it is.
 
     Args:
-        buffer: Holds the batch.
-        header: Its header.
-        meta: The new one, whose topic is ``SCHEDULE_TOPIC_XXXX``.
+        buffer: Buffer that holds the batch.
+        header: Header of the batch.
+        meta: The new meta, whose topic is ``SCHEDULE_TOPIC_XXXX``.
         queue_id: Queue of that topic.
 
     Returns:
         Layout: record batch, its broker part blank.
 
     Raises:
-        LocalProtocolError: It would be larger than a batch may be.
+        LocalProtocolError: The result would be larger than a batch may be.
     """
     assert meta.topic == SCHEDULE_TOPIC
     start = HEADER_SIZE + header.meta_size

@@ -1,9 +1,9 @@
 """Record batches of half messages: the group that decides about them, and their target.
 
-A batch with ``Attributes.TRANSACTION_HALF`` stands in ``RMQ_SYS_TRANS_HALF_TOPIC`` and has
-more in its meta than others (readers that do not know of it pass over the rest of the array).
-All its messages are of one producer group and for one queue of one topic, so the broker
-commits a whole batch without touching its payload.
+A batch with ``Attributes.TRANSACTION_HALF`` is in ``RMQ_SYS_TRANS_HALF_TOPIC`` and has more in its
+meta than others (readers that do not support it skip the rest of the array). All its messages are
+of one producer group and for one queue of one topic, so the broker commits a whole batch without
+touching its payload.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from mqmesh.message import (
 PROPERTY_CHECK_IMMUNITY_TIME: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 """Property of a message in a transaction: time before the broker queries its sender."""
 HALF_QUEUE: Final = 0
-"""All half messages of a broker stand in one queue, in the order in which they came."""
+"""Queue of all half messages of a broker, in the order of their arrival."""
 MAX_IMMUNITY_S: Final = 7 * 24 * 3_600
 TRANSACTION_TYPE: Final = int(
     Attributes.TRANSACTION_HALF | Attributes.TRANSACTION_COMMIT | Attributes.TRANSACTION_ROLLBACK
@@ -38,7 +38,7 @@ class HalfMeta(BatchMeta, array_like=True, frozen=True, gc=False):
     Attributes:
         producer_group: Group whose members may be queried about the transaction's outcome.
         real_topic: Topic that the messages are written to when they are committed.
-        real_queue_id: Its queue.
+        real_queue_id: Queue that the messages are written to.
         has_immunity: A message has a time of its first check
             (``CHECK_IMMUNITY_TIME_IN_SECONDS``).
     """
@@ -97,7 +97,7 @@ def read_half_meta(buffer: Buffer, header: BatchHeader) -> HalfMeta:
     """Decodes the meta of a batch of half messages.
 
     Raises:
-        CorruptBatch: It is not what the format says.
+        CorruptBatch: The meta does not have the format.
     """
     try:
         meta = _decoder.decode(memoryview(buffer)[HEADER_SIZE : HEADER_SIZE + header.meta_size])

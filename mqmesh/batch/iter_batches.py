@@ -1,4 +1,4 @@
-"""Batches that stand one behind the other: what stores read and brokers answer."""
+"""Batches one behind the other, as stores read them and brokers return them."""
 
 from collections.abc import Callable, Iterator
 
@@ -9,12 +9,12 @@ from mqmesh.batch.record_batch import BatchHeader, read_header
 def iter_batches(
     data: Buffer, read: Callable[[Buffer, int], BatchHeader] = read_header
 ) -> Iterator[tuple[BatchHeader, memoryview]]:
-    """Batches that stand one behind the other, as stores and brokers hand them out.
+    """Batches one behind the other, as stores and brokers return them.
 
     Args:
         data: Whole batches, and nothing else.
-        read: Reads a header where a batch begins: ``read_header``, or one that looks at checksums,
-            ``check_stored`` or ``check_batch``.
+        read: Reads a header where a batch begins: ``read_header``, or a function that checks
+            checksums, ``check_stored`` or ``check_batch``.
 
     Yields:
         Header and bytes of each batch: a view, nothing is copied.

@@ -1,14 +1,14 @@
 """Decodes the messages of a batch at once, in C where that could be compiled.
 
-``payload.decode_payload`` makes messages by their types and their bounds, and its caller
-gives them their places. ``native/decode.c`` does both in a fifth of the time, and messages share
-the topic, and side by side the tag. It reads what ``native_encode.py`` writes: all else, and all
-that is damaged, it leaves to that way. Without it (no compiler when mqmesh was installed) that way
-reads everything.
+``payload.decode_payload`` makes messages by their types and their bounds, and its caller gives them
+their places. ``native/decode.c`` does both in a fifth of the time, and messages share the topic,
+and neighbours the tag. It reads the output of ``native_encode.py``; everything else, and all
+damaged payloads, it leaves to ``decode_payload``. Without it (no compiler when mqmesh was
+installed) ``decode_payload`` reads everything.
 
-Keys and properties are checked, but made only when they are looked at. For that, and since a
-property in Python takes as long as a whole message in C, ``native/fields.c`` stands in the class in
-place of some of its properties; it does what they do, and leaves to them what is unusual.
+Keys and properties are checked, but made only at their first use. For that, and since a property in
+Python takes as long as a whole message in C, ``native/fields.c`` replaces some properties of the
+class; it does the same, and leaves unusual cases to them.
 """
 
 from typing import Final

@@ -59,14 +59,14 @@ def encode_at_once(
     """Checks and encodes messages of one topic, whose name is not checked.
 
     Args:
-        messages: Anything; only lists of legal messages are encoded.
+        messages: Any sequence; only lists of legal messages are encoded.
         max_body_bytes: Largest body.
-        is_one: It is a batch that its sender made: all messages must have the same sharding key,
-            or none; and the same delay level, or points in time, or neither. None may have a
-            property that is reserved. Else that was looked at when they were sent one by one.
+        is_one: The sender made one batch: all messages must have the same sharding key, or
+            none; and the same delay level, or points in time, or neither. None may have a
+            property that is reserved. Else each send has checked that already.
         compress_over_bytes: As for ``payload.encode_payload``.
-        with_places: Some of them will be looked at with ``payload.pick_messages``.
-        prefix: Text that the topic of each gets in front.
+        with_places: Some of them will be read with ``payload.pick_messages``.
+        prefix: Text put in front of the topic of each message.
 
     Returns:
         The result of ``encode_payload``; None when ``check_messages`` and ``encode_payload`` must
@@ -88,7 +88,7 @@ def encode_at_once(
 
 
 def _learn(messages: Sequence[Message]) -> bytes:
-    # Seldom: a program has few tags. One with many does no worse than before.
+    # Seldom: a program has few tags. One with many is no slower than without this table.
     tags = {message.tag for message in messages} - {None}
     if len(_hashes) + len(tags) > MAX_KNOWN_TAGS:
         _hashes.clear()

@@ -1,4 +1,4 @@
-"""The messages of a batch as bytes: what a record batch carries behind its header.
+"""The messages of a batch as bytes: the part of a record batch behind its header.
 
 A msgpack array of messages, as a whole compressed by zstd or not. Reading is
 bounded before anything is inflated or made: the number of messages, the size
@@ -53,14 +53,14 @@ class Payload(msgspec.Struct, frozen=True, gc=False):
     """The messages of a batch, encoded.
 
     Attributes:
-        data: As stored.
+        data: Bytes as stored.
         codec: ``CODEC_NONE`` or ``CODEC_ZSTD``.
-        raw_size: Of the data without compression.
-        message_count: 1 to 65,536.
+        raw_size: Size of the data without compression.
+        message_count: Number of messages, 1 to 65,536.
         has_keys: A message has keys.
         tag_hashes: See ``record_batch.BatchMeta``.
-        places: Where each message begins without compression, and the last one ends, as numbers of
-            C's ``unsigned``; empty if that was not noted.
+        places: Start of each message without compression, and the end of the last one, as numbers
+            of C's ``unsigned``; empty if they were not noted.
     """
 
     data: bytes
@@ -95,7 +95,7 @@ def encode_payload(
     extras: Extras = Extras.ANY,
     prefix: str = "",
 ) -> Payload:
-    """Encodes messages: all of a batch that does not depend on where it goes.
+    """Encodes messages: the part of a batch that does not depend on its destination.
 
     Args:
         messages: As for ``record_batch.encode_batch``.
@@ -176,7 +176,7 @@ def open_payload(
         codec, raw_size, message_count: Values of the batch's header.
 
     Raises:
-        CorruptBatch: It does not inflate, or has another number of messages.
+        CorruptBatch: The payload does not inflate, or has another number of messages.
     """
     payload = _inflate(stored, raw_size) if codec == CODEC_ZSTD else stored
     if _array_size(payload) != message_count:
@@ -190,7 +190,7 @@ def decode_payload(payload: Buffer) -> list[StoredMessage]:
     """Decode the messages of an opened payload; their places are not filled in.
 
     Raises:
-        CorruptBatch: It does not decode to messages. Memory stays within ten times
+        CorruptBatch: The payload does not decode to messages. Memory stays within ten times
             ``MAX_RAW_BYTES`` whatever the bytes are.
     """
     try:
@@ -206,8 +206,8 @@ def pick_messages(payload: Payload, chosen: Iterable[int]) -> list[Message]:
     """Return some messages of a payload encoded here; it costs little where it has ``places``.
 
     Args:
-        payload: From ``encode_payload``.
-        chosen: Which, from 0.
+        payload: Payload from ``encode_payload``.
+        chosen: Ordinals of the messages, from 0.
     """
     raw: Buffer = payload.data
     if payload.codec != CODEC_NONE:
@@ -223,7 +223,7 @@ def split_payload(payload: Buffer) -> list[msgspec.Raw]:
     """Split an opened payload into its messages, still encoded; nothing in them is looked at.
 
     Raises:
-        CorruptBatch: It is no array.
+        CorruptBatch: The payload is no array.
     """
     try:
         return _raws_decoder.decode(payload)
@@ -237,7 +237,7 @@ def find_messages(payload: Buffer, text: bytes) -> tuple[list[int], bytes]:
     Where few do, it takes a quarter of the time of decoding all of them.
 
     Returns:
-        Their places in the payload, from 0, and a payload of them.
+        Ordinals of these messages in the payload, from 0, and a payload of them.
 
     Raises:
         CorruptBatch: The payload is no array.
@@ -251,7 +251,7 @@ def join_payload(raws: Sequence[msgspec.Raw], *, compress_over_bytes: int | None
     """Join messages that are encoded already to a payload.
 
     Args:
-        raws: From ``split_payload``.
+        raws: Messages from ``split_payload``.
         compress_over_bytes: As for ``record_batch.encode_batch``.
 
     Raises:

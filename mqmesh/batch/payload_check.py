@@ -1,9 +1,9 @@
 """The structure of payloads that clients send, checked before a broker stores them.
 
 One message that cannot be decoded would stop every consumer of its queue, and an index would take
-any number of keys. ``native/check.c`` walks through the encoded messages and makes nothing of them;
-what it does not surely pass, and everything where it could not be compiled, is decoded and looked
-at here, where it can be said what is wrong.
+any number of keys. ``native/check.c`` walks through the encoded messages and makes no objects. A
+payload that it does not surely pass, and every payload without it, is decoded and checked here,
+where the fault can be named.
 """
 
 from typing import Final
@@ -44,20 +44,20 @@ def _never(payload: Buffer, message_count: int, topic: str, max_message_size: in
 
 
 is_surely_sound: Final = _never if _checker is None else _checker.check
-"""The quick look of ``check_payload``, with the same arguments; False says nothing."""
+"""The quick check of ``check_payload``, with the same arguments; False proves nothing."""
 
 
 def check_payload(payload: Buffer, message_count: int, topic: str, max_message_size: int) -> None:
-    """Checks that an opened payload is what a producer may send.
+    """Checks that a producer may send an opened payload.
 
     Args:
         payload: Without compression; from anywhere.
         message_count: Messages that must be in it.
-        topic: That of each message.
+        topic: Topic of each message.
         max_message_size: Largest body in bytes, the setting of that name.
 
     Raises:
-        MessageIllegal: It is not: names the message, its field and the limit.
+        MessageIllegal: A producer may not send it: names the message, its field and the limit.
     """
     if is_surely_sound(payload, message_count, topic, max_message_size):
         return
@@ -78,7 +78,7 @@ def check_payload(payload: Buffer, message_count: int, topic: str, max_message_s
 
 
 def keys_in(payload: Buffer, message_count: int) -> tuple[bytes, int] | None:
-    """Return the keys in an opened payload as they stand there, without a look at them.
+    """Return the encoded keys in an opened payload, unchecked.
 
     Args:
         payload, message_count: As for ``check_payload``.

@@ -109,14 +109,14 @@ class Attributes(enum.IntFlag):
     TRANSACTION_COMMIT = 8
     TRANSACTION_ROLLBACK = 12
     SPARSE = 16
-    """Messages were left out by a filter: meta then lists those that remain. Never stored."""
+    """A filter left messages out: meta then lists those that remain. Never stored."""
     REDELIVERED = 32
     """Carries an older message's id; takes no part in duplicate detection."""
     HAS_DELAY = 64
     NO_WAIT_STORE = 128
     """The producer does not wait for disk or slave, whatever the broker's mode."""
     HAS_EXPIRY = 256
-    """The messages live for a while: meta then says until when, see ``delayed_batch``."""
+    """The messages expire: meta then has the time, see ``delayed_batch``."""
     HAS_EXPECTED = 512
     """Messages for a table that count only if meta's revisions are the newest of their keys, see
     ``delayed_batch``."""
@@ -177,7 +177,7 @@ class CommitMeta(BatchMeta, array_like=True, frozen=True, gc=False):
     """The meta of a batch of committed half messages. Array positions are on disk.
 
     Attributes:
-        prepared_transaction_offset: Where the batch of half messages begins in the log.
+        prepared_transaction_offset: Commit-log offset of the batch of half messages.
     """
 
     prepared_transaction_offset: Annotated[int, msgspec.Meta(ge=-1, le=MAX_OFFSET)] = -1
@@ -190,7 +190,7 @@ class SparseMeta(BatchMeta, array_like=True, frozen=True, gc=False):
         ordinals: Little-endian u16 of the position that each message had in the whole batch,
             ascending. ``message_count`` and the tag hashes, if any, are those of the whole.
         stored_size: Size of the whole batch in the log, in bytes.
-        stored_crc: Its ``producer_crc``.
+        stored_crc: ``producer_crc`` of the whole batch.
     """
 
     ordinals: bytes = b""
@@ -320,7 +320,7 @@ def read_header(buffer: Buffer, position: int = 0) -> BatchHeader:
 
     Args:
         buffer: Bytes that should hold a batch.
-        position: Where it should begin.
+        position: Position at which the batch should begin.
 
     Raises:
         CorruptBatch: Too short, no magic, unknown version, or sizes that contradict
@@ -370,7 +370,7 @@ def read_header(buffer: Buffer, position: int = 0) -> BatchHeader:
 
 
 def check_batch(buffer: Buffer, position: int = 0) -> BatchHeader:
-    """Checks what the producer wrote: lengths, then its checksum.
+    """Checks the producer's part: lengths, then its checksum.
 
     Returns:
         The header; the broker's fields are not checked.
@@ -391,7 +391,7 @@ def check_batch(buffer: Buffer, position: int = 0) -> BatchHeader:
 
 
 def check_stored(buffer: Buffer, position: int = 0) -> BatchHeader:
-    """Checks a stored batch: what the producer and what the broker wrote.
+    """Checks a stored batch: the producer's and the broker's part.
 
     Raises:
         CorruptBatch: As ``check_batch``, or the broker's part fails its checksum.
@@ -419,10 +419,10 @@ def stamp(
         header: Header that the producer wrote.
         commitlog_offset: Commit-log offset of the batch.
         base_queue_offset: Queue offset of its first message.
-        store_timestamp: Now, in ms.
-        epoch: Of the log.
-        store_id: Of the store.
-        store_check: Of a store whose records stand side by side, so that they can be forged
+        store_timestamp: Current time, in ms.
+        epoch: Epoch of the log.
+        store_id: Identity of the store.
+        store_check: Check of a store whose records are adjacent, so that they can be forged
             from inside a body; None leaves zeros.
 
     Returns:
@@ -447,7 +447,7 @@ def read_meta(buffer: Buffer, header: BatchHeader, position: int = 0) -> BatchMe
     """Decodes the meta section of a batch whose header was read.
 
     Raises:
-        CorruptBatch: It is not what the format says.
+        CorruptBatch: The meta does not have the format.
     """
     start = position + HEADER_SIZE
     try:
@@ -468,7 +468,7 @@ def is_of_topic(buffer: Buffer, topic: str, position: int = 0) -> bool:
     Args:
         buffer: Has the batch, at least its header and meta.
         topic: Physical topic.
-        position: Where the batch begins.
+        position: Position at which the batch begins.
     """
     start = position + HEADER_SIZE + 1
     mark = topic_mark(topic)
@@ -482,7 +482,7 @@ def is_of_topic(buffer: Buffer, topic: str, position: int = 0) -> bool:
 
 
 def topic_mark(topic: str) -> bytes:
-    """Return what stands behind the first byte of a meta: the topic, as msgpack writes it."""
+    """Return the bytes behind the first byte of a meta: the topic, as msgpack writes it."""
     return msgspec.msgpack.encode(topic)
 
 
@@ -501,10 +501,10 @@ def read_sparse_meta(
     """Decodes the meta of a batch with ``Attributes.SPARSE`` whose header was read.
 
     Returns:
-        The meta, and of each message in the payload the position it had in the whole batch.
+        The meta, and the position of each message of the payload in the whole batch.
 
     Raises:
-        CorruptBatch: It is not what the format says.
+        CorruptBatch: The meta does not have the format.
     """
     start = position + HEADER_SIZE
     try:
@@ -529,12 +529,12 @@ def read_sparse_meta(
 def read_payload(
     buffer: Buffer, header: BatchHeader, position: int = 0, *, message_count: int | None = None
 ) -> memoryview | bytes:
-    """Read the payload of a batch whose header was read: an array of as many messages as it says.
+    """Read the payload of a batch whose header was read: an array of the header's message count.
 
-    ``message_count`` is how many a sparse batch has, in place of the header's.
+    ``message_count`` is the number of a sparse batch, in place of the header's.
 
     Raises:
-        CorruptBatch: It does not inflate, or has another number of messages.
+        CorruptBatch: The payload does not inflate, or has another number of messages.
     """
     start = position + HEADER_SIZE + header.meta_size
     stored = memoryview(buffer)[start : start + header.payload_size]
@@ -558,15 +558,15 @@ def decode_messages(
 
     Args:
         buffer: Bytes that hold the batch.
-        header: Its header.
-        position: Where it begins.
-        broker_name: Broker group it came from, for the messages' facts.
+        header: Header of the batch.
+        position: Position at which the batch begins.
+        broker_name: Broker group that the batch came from, for the messages' facts.
         store_host: Address of that broker.
         containing: Only messages that have these bytes somewhere in their encoding.
-        fencing_token: Of the lock, or number of the lease, that they are consumed under, for the
-            messages' facts.
-        attempt: How often they were handed out under a lease.
-        namespace: Taken off the topics of batch and messages.
+        fencing_token: Token of the lock, or number of the lease, under which they are consumed, for
+            the messages' facts.
+        attempt: Number of deliveries under a lease.
+        namespace: Namespace taken off the topics of batch and messages.
 
     Returns:
         All messages, or those with ``containing``, in order; of a sparse batch those it has.

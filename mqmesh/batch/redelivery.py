@@ -1,10 +1,9 @@
-"""Stored messages on their way to another topic or queue, under the ids they have.
+"""Stored messages on their way to another topic or queue, with their present ids.
 
-Retries, dead letters, delayed messages that are due and committed half messages
-are the same thing: messages that the broker has, written once more elsewhere.
-The new batch keeps the producer id, the sequences, and the time and host of
-birth; ``Attributes.REDELIVERED`` says that it takes no part in the detection of
-duplicates.
+Retries, dead letters, delayed messages that are due and committed half messages are the same thing:
+messages of the broker, written once more elsewhere. The new batch keeps the producer id, the
+sequences, and the time and host of birth; because of ``Attributes.REDELIVERED`` it takes no part in
+the detection of duplicates.
 """
 
 from collections.abc import Sequence
@@ -49,16 +48,16 @@ def redeliver(
 ) -> bytes:
     """Makes a batch for another topic or queue out of messages of a stored one.
 
-    The whole of a batch, unchanged, is not decoded, and of a part only that.
+    An unchanged whole batch is not decoded; of a part only its messages are.
 
     Args:
-        buffer: Holds the stored batch, which passed ``check_batch``.
-        header: Its header.
-        position: Where it begins.
-        first: Ordinal of the first message wanted.
-        count: Consecutive messages wanted; None for all from ``first``.
+        buffer: Buffer with the stored batch, which passed ``check_batch``.
+        header: Header of the batch.
+        position: Position at which the batch begins.
+        first: Ordinal of the first requested message.
+        count: Number of consecutive messages; None for all from ``first``.
         topic: Physical topic of the new batch; the messages keep their own.
-        queue_id: Queue it is for.
+        queue_id: Queue of the new batch.
         attributes: Bits beside REDELIVERED and those for keys and tags.
         prepared_offset: For committed messages: commit-log offset of their half messages.
         expires_ms: Wall clock from which on no consumer gets the messages, 0 for never.
@@ -69,7 +68,7 @@ def redeliver(
 
     Raises:
         InvalidArgument: The batch has no such messages.
-        CorruptBatch: It cannot be decoded.
+        CorruptBatch: The batch cannot be decoded.
         LocalProtocolError: The new batch is over a limit, see ``encode_batch``.
     """
     count = header.message_count - first if count is None else count

@@ -1,13 +1,13 @@
-"""Records of the schedule topic: which of its messages need not wait there any more.
+"""Records of the schedule topic: its messages that need not wait there any more.
 
-Each is a message in a queue of its own (``delayed_batch.RECORD_QUEUE``), stored in one
-write with, and behind, what was delivered or rewritten. So the log alone shows what still
-waits, whatever becomes of the timetable. Its body, little endian (also on disk):
+Each is a message in a queue of its own (``delayed_batch.RECORD_QUEUE``), stored in one write with,
+and behind, the messages that were delivered or rewritten. So the log alone shows the waiting
+messages, even if the timetable is lost. Its body, little endian (also on disk):
 
 ======== ===== ==== ============================================================
 position bytes type meaning
 ======== ===== ==== ============================================================
-0        1     u8   what was done: 1 delivered, 2 cancelled, 3 rolled forward
+0        1     u8   action: 1 delivered, 2 cancelled, 3 rolled forward
 1        16·n  …    runs: commitlog_offset u64, first ordinal u32, messages u32
 ======== ===== ==== ============================================================
 """
@@ -37,12 +37,12 @@ class ScheduleAction(enum.IntEnum):
 
 
 def encode_runs(runs: Iterable[Run]) -> bytes:
-    """Runs as on the wire and in records."""
+    """Encode runs for the wire and for records."""
     return b"".join([_RUN.pack(*run) for run in runs])
 
 
 def decode_runs(data: bytes | memoryview) -> list[Run]:
-    """Takes runs apart.
+    """Decode runs.
 
     Raises:
         CorruptBatch: The size does not fit.
@@ -61,7 +61,7 @@ def decode_record(body: bytes | memoryview) -> tuple[int, list[Run]]:
     """Return the action, as a number that may be unknown, and the places of its messages.
 
     Raises:
-        CorruptBatch: It is no record.
+        CorruptBatch: The body is no record.
     """
     if not body:
         raise CorruptBatch("an empty record")

@@ -33,10 +33,10 @@ def cut_batch(
     """Makes a batch of some messages of a stored one.
 
     Args:
-        header: Of the whole batch.
-        meta: Of the whole batch.
-        payload: Its opened payload.
-        selected: A byte for each message, 1 for those wanted, at least one of them. It may
+        header: Header of the whole batch.
+        meta: Meta of the whole batch.
+        payload: Opened payload of the whole batch.
+        selected: A byte for each message, 1 for a selected one, at least one of them. It may
             end before the batch does: the cut batch then ends there, too.
 
     Returns:
@@ -59,10 +59,10 @@ def cut_messages(
     """Makes a batch of some messages of a stored one, whose payload was split before.
 
     Args:
-        header: Of the whole batch.
-        meta: Of the whole batch.
-        messages: All of the batch, from ``split_payload``.
-        places: Of the wanted messages in the batch, from 0, in order; at least one.
+        header: Header of the whole batch.
+        meta: Meta of the whole batch.
+        messages: All messages of the batch, from ``split_payload``.
+        places: Ordinals of the selected messages in the batch, from 0, in order; at least one.
         count: The cut batch ends behind so many messages of the whole one.
 
     Returns:

@@ -1,4 +1,4 @@
-"""The check in a stored batch by which a store knows that it wrote the batch, at this place.
+"""The check in a stored batch that proves that this store wrote the batch at this place.
 
 The store makes the check (``mqmesh.storage.log.store_key``); this module defines the bytes that it
 covers. All of them are within the first 56 bytes of a batch, which are the same in every version.
@@ -26,12 +26,12 @@ _BEHIND: Final = slice(48, 56)  # producer_crc and total_size
 def bears_check(buffer: Buffer, store_check: StoreCheck, position: int = 0) -> bool:
     """Return True when a stored batch bears a store's check, so that this store wrote it there.
 
-    Looks at no checksum: ``check_stored`` checks that the rest is as it was written.
+    It compares no checksum: ``check_stored`` checks that the other bytes are unchanged.
 
     Args:
         buffer: Bytes that hold at least a header.
-        store_check: The store's.
-        position: Where the batch begins.
+        store_check: Check of the store.
+        position: Position at which the batch begins.
     """
     part = bytes(memoryview(buffer)[position : position + _BEHIND.stop])
     return store_check(part[_BEFORE] + part[_BEHIND]) == part[_CHECK]
