@@ -23,7 +23,7 @@ from mqmesh.sdk.faststream.publishing import MQMeshPublishCommand
 
 
 class MQMeshPrometheusMiddleware(PrometheusMiddleware[Delivery, MQMeshPublishCommand]):
-    """Middleware that counts and times what handlers get and what is published.
+    """Middleware that counts and times messages to handlers and published messages.
 
     The names are FastStream's; label ``broker`` is ``mqmesh``, ``handler`` and ``destination`` are
     topics. Of a list each message is counted, and its size is that of all of them.

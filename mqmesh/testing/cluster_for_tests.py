@@ -44,7 +44,7 @@ class SharedCluster:
     Attributes:
         namesrv_addr: Addresses of the name servers, for clients.
         started_in_s: Seconds that its start took.
-        admin: For topics.
+        admin: Administrator's client, for topics.
     """
 
     def __init__(self, kind: str, broker_settings: Mapping[str, str] | None = None) -> None:
@@ -119,10 +119,10 @@ class ClusterForTests:
 
     Args:
         shared: The cluster.
-        test_name: Becomes part of the names, so that logs show which test made them.
+        test_name: Name of the test, a part of the names, so that logs show which test made them.
 
     Attributes:
-        namesrv_addr: For clients of the test's own, those of ``mqmesh.aio`` for example.
+        namesrv_addr: Name servers for the test's own clients, such as those of ``mqmesh.aio``.
         admin: An ``AdminClient``.
     """
 

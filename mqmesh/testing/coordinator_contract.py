@@ -54,7 +54,7 @@ class CoordinatorSite(Protocol):
         """Opens another client of the same engine; closed with the site."""
 
     def until(self, is_so: Callable[[], object], limit_ms: int = PATIENCE_MS) -> None:
-        """Lets time pass until something is so.
+        """Lets time pass until a condition is met.
 
         Raises:
             AssertionError: The condition did not become true in time.

@@ -71,22 +71,22 @@ class RoleProcess:
         return self._process.poll() is None
 
     def kill(self) -> None:
-        """Ends it as a crash would."""
+        """Ends the process as a crash would."""
         self._process.kill()
         self._wait()
 
     def stop(self) -> int:
-        """Asks it to end, and waits.
+        """Requests the end of the process, and waits.
 
         Returns:
-            Its exit code.
+            Exit code of the process.
         """
         if self.running:
             self._process.terminate()
         return self._wait()
 
     def suspend(self) -> None:
-        """Lets it hang until ``resume``."""
+        """Lets the process hang until ``resume``."""
         os.kill(self.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
@@ -121,7 +121,7 @@ class ProcessCluster:
     """Name servers and broker masters in processes of their own, which know of each other.
 
     Args:
-        folder: For stores and logs; a short path, since it also holds Unix sockets.
+        folder: Folder of stores and logs; a short path, since it also holds Unix sockets.
         namesrvs: Number of name servers.
         brokers: Names of the broker groups.
         broker_settings: Settings of every broker.
@@ -188,13 +188,13 @@ class ProcessCluster:
         return process
 
     def wait_known(self) -> None:
-        """Waits until every name server has heard of every broker.
+        """Waits until every name server knows every broker.
 
         A broker serves before they have; a topic made in between would be one of the brokers
         known so far, if there are any.
 
         Raises:
-            RuntimeError: A name server has not heard of a broker in time.
+            RuntimeError: A name server does not know a broker in time.
         """
         deadline = time.monotonic() + READY_TIMEOUT_S
         credentials = "" if self._keys is None else str(self._keys / "client.toml")

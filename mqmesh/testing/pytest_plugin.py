@@ -26,7 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def mqmesh_shared_cluster(pytestconfig: pytest.Config) -> "Iterator[SharedCluster]":
-    """The session's cluster, started when the first test wants one."""
+    """The session's cluster, started when the first test requests one."""
     from mqmesh.testing.cluster_for_tests import KINDS, SharedCluster
 
     kind = pytestconfig.getoption("--mqmesh-cluster") or pytestconfig.getini("mqmesh_cluster")

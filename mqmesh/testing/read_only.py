@@ -15,10 +15,10 @@ _CHANGES: Final = ("rename", "replace", "unlink", "mkdir", "rmdir", "link", "tru
 def refuse_writing(
     monkeypatch: pytest.MonkeyPatch, error: int = errno.EROFS, unreadable: Sequence[Path] = ()
 ) -> None:
-    """Has every call of ``os`` fail that would change files.
+    """Makes every call of ``os`` fail that would change files.
 
     Args:
-        monkeypatch: Takes it back at the end of the test.
+        monkeypatch: Undoes the change at the end of the test.
         error: Number of the error.
         unreadable: Files that cannot be opened to be read, either.
     """

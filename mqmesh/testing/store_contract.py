@@ -63,7 +63,7 @@ def make_batch(
         queue_id: Queue id, from 0.
         producer_id: Id of the producer.
         first_sequence: Sequence of the first message.
-        tags: One a message, or none at all.
+        tags: Tags, one a message, or none at all.
         attributes: Attributes of the batch.
         group: Number of the group that it is put with, 0 for none.
     """
@@ -129,7 +129,7 @@ class StoreContract:
     )
 
     def open_store(self, directory: Path, config: StoreConfig) -> MessageStore:
-        """Opens a store; the one thing a backend's test must say."""
+        """Opens a store; the one method that a backend's test must define."""
         raise AssertionError(f"{type(self).__name__} does not say how to open a store")
 
     @pytest.fixture

@@ -1,4 +1,4 @@
-"""A real cluster in threads of this process: there in milliseconds."""
+"""A real cluster in threads of this process, started in milliseconds."""
 
 import logging
 import threading
@@ -89,7 +89,7 @@ class ThreadCluster:
     missing, and with them kill -9, and the index of keys and ids.
 
     Args:
-        folder: For the store; a short path, since it also holds a Unix socket.
+        folder: Folder of the store; a short path, since it also holds a Unix socket.
         broker_settings: Settings of the broker, as after ``--set``.
 
     Attributes:
@@ -121,7 +121,7 @@ class ThreadCluster:
         """Starts the broker, again with its old address and data; nothing if it serves.
 
         Raises:
-            RuntimeError: The broker did not start, or the name server has not heard of it in time.
+            RuntimeError: The broker did not start, or the name server does not know it in time.
         """
         if self._broker is None:
             self._broker = RoleThread("broker", self._make_broker)
@@ -172,7 +172,7 @@ def start_schedule(folder: Path, namesrv_addr: str) -> RoleThread:
     """Starts the schedule service of the broker, without which no failed message comes again.
 
     Args:
-        folder: For its timetable; a short path.
+        folder: Folder of its timetable; a short path.
         namesrv_addr: Name servers, separated by semicolons.
     """
     config = ScheduleConfig(
