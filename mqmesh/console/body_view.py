@@ -102,7 +102,7 @@ def _msgpack(body: bytes) -> str | None:
         tree = msgspec.msgpack.decode(body)
     except (msgspec.DecodeError, ValueError, TypeError, RecursionError):
         return None
-    # Nearly every byte is a number in msgpack: only what has parts is worth a view.
+    # Nearly every byte is a number in msgpack: only a value with parts is worth a view.
     if not isinstance(tree, dict | list):
         return None
     try:

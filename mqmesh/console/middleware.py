@@ -63,7 +63,7 @@ class Incoming(msgspec.Struct, kw_only=True):
 
     @staticmethod
     def of(request: Request) -> "Incoming":
-        """Return what the gate knows of a request."""
+        """Return the gate's data of a request."""
         incoming: Incoming = request.scope[_KEY]
         return incoming
 
@@ -127,7 +127,7 @@ class Gate:
         self._clusters = clusters
         self._is_secure = is_secure
         self._hosts = LOOPBACK_NAMES | {"127.0.0.1", "::1", config.listen_host, *config.hosts}
-        # Programs that log in with each request: sessions by the digest of what they send.
+        # Programs that log in with each request: sessions by the digest of their credentials.
         self._programs: dict[bytes, Session] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -55,7 +55,7 @@ class Visit(msgspec.Struct, frozen=True):
 
     Attributes:
         user: Console user, by whose credentials all requests are sent.
-        rights: Rights of the user, to grey out what would be refused.
+        rights: Rights of the user, to grey out routes that would be refused.
         view: Last look at the cluster, by the console's own credentials; an empty one for users
             who may not see everything.
         lender: Source of administration clients.
@@ -106,7 +106,7 @@ class TableArguments(msgspec.Struct, frozen=True, kw_only=True):
         page: Number of the page, from 1.
         sort: Field of a row to sort by; with a ``-`` in front, greatest first. "" for the
             query's own order.
-        search: Only rows with this text in one of the searched fields, in whatever case.
+        search: Only rows with this text in one of the searched fields; case does not matter.
     """
 
     page: PageNumber = 1
@@ -148,7 +148,7 @@ def table_page(
 
     Args:
         rows: All of them.
-        arguments: Page, order and search; an order by what is no field counts as none.
+        arguments: Page, order and search; an order by an unknown field counts as none.
         searched: Fields with the texts to search in.
         sort: Order where ``arguments`` names none.
         cut: As of ``TablePage``.
@@ -277,7 +277,7 @@ class ConsoleAction(Route, frozen=True, kw_only=True):
     """An action: a form where arguments are missing, a plan, a confirmation, a result.
 
     Attributes:
-        plan: Says what would be done; changes nothing.
+        plan: Describes the effect; changes nothing.
         do: Does it.
         initial: Values that the form begins with, by field; None for the defaults.
         danger: Messages or settings can be lost: the button is red.

@@ -38,7 +38,7 @@ def _picture(character: str) -> str:
 
 
 def finalize(value: Any) -> Any:
-    """Make what an expression of a template yields fit to be shown; markup stays as it is."""
+    """Make a value of a template's expression fit to be shown; markup stays as it is."""
     if value is None:
         return "–"
     return visible(value) if type(value) is str else value

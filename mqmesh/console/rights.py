@@ -1,4 +1,4 @@
-"""Rights of console users by the access list, to grey out what brokers would refuse. Pure."""
+"""Rights of console users by the access list, to grey out refused actions. Pure."""
 
 import datetime
 

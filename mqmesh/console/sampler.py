@@ -116,7 +116,7 @@ class ClusterSampler:
                 self._wake.notify()
 
     def look(self) -> None:
-        """Looks once, and keeps what it saw."""
+        """Looks once, and keeps the readings."""
         began_ms = self._clock.monotonic_ms()
         families = self._collector.collect()
         at_ms, now_ms = self._clock.wall_ms(), self._clock.monotonic_ms()

@@ -18,7 +18,7 @@ LONG_STEP_S: Final = 60
 MAX_BYTES: Final = 12 * MIB
 BYTES_PER_POINT: Final = 8
 BYTES_PER_SERIES: Final = 1_000
-"""About what a series takes beside its points."""
+"""Bytes that a series takes beside its points, about."""
 MAX_POINTS: Final = 600
 """Points of one chart: more than a screen shows apart."""
 

@@ -173,7 +173,7 @@ class ConsoleServer:
         return self._config.address(self._socket.getsockname()[1])
 
     def stop(self) -> None:
-        """Closes everything; also what a failed ``start`` left open."""
+        """Closes everything, also after a ``start`` that failed."""
         for cluster in self._clusters.values():
             cluster.sampler.stop()
         for cluster in self._clusters.values():

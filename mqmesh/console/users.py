@@ -134,7 +134,7 @@ class WatchedUsers:
 
 
 def _mark(path: Path) -> tuple[int, int, int] | None:
-    """Return what differs when a file was replaced; None if there is none."""
+    """Return a mark that differs when a file was replaced; None if there is no file."""
     try:
         found = path.stat()
     except OSError:

@@ -95,7 +95,7 @@ class WatchedCluster:
         except NoPermission:
             answer = RightsAnswer(UserRights(name, await self._own_list(today), today), False)
         except TransportError:
-            # Pages of a cluster that is gone for a while show what was seen last.
+            # Pages of a cluster that is gone for a while show the last readings.
             if credentials not in self._last:
                 raise
             return self._last[credentials]

@@ -60,7 +60,7 @@ def message_of(topic: Any, sharding_key: Any, body: Any, fields: Any, most_bytes
 
     Raises:
         InvalidArgument: A column is of another type, or the message is illegal.
-        msgspec.MsgspecError: ``fields`` is not what ``encode_fields`` makes.
+        msgspec.MsgspecError: ``fields`` is not in the form of ``encode_fields``.
     """
     if not isinstance(body, bytes | memoryview):
         raise InvalidArgument(f"column body is {type(body).__name__}, not bytes")

@@ -380,7 +380,7 @@ class OutboxRelay:
         return self._clock.monotonic_ms() - self._beat_ms < self._lease_ms // 4
 
     def _next_round(self) -> list[str]:
-        """Delete what is done and plan what is next; return topics whose queues are not known."""
+        """Delete done rows and plan the next flight; return topics whose queues are not known."""
         assert self._held is not None
         wanted: list[str] = []
         began_ms = self._clock.monotonic_ms()
@@ -535,7 +535,7 @@ class OutboxRelay:
             log_end = self._topics.ask_log_end(one.queue, sender)
             if sender.is_sent(numbered, one.log_end):
                 return True
-            # It is not below this end: retention of what is there makes no doubt.
+            # The batch is not below this end: retention of messages there makes no doubt.
             self._flight[one.numbers] = msgspec.structs.replace(one, log_end=log_end)
             return False
         except SendInDoubt as error:

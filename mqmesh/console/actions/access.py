@@ -124,7 +124,7 @@ async def _plan(
     warning: str = "",
     typed: str = "",
 ) -> ActionPlan:
-    """Say what a change of the list does to one user, line by line."""
+    """Describe the effect of a change of the list on one user, line by line."""
     now = await read_list(visit)
     new = change(now)
     _text_of(new, visit)
@@ -205,7 +205,7 @@ def _with_new_user(form: NewUserForm) -> Callable[[AccessList], AccessList]:
 
 
 async def plan_add(visit: Visit, form: NewUserForm) -> ActionPlan:
-    """Say what the new user may do."""
+    """Describe the rights of the new user."""
     return await _plan(visit, form.name, _with_new_user(form), f"User {form.name} is new.")
 
 
@@ -216,7 +216,7 @@ async def add(visit: Visit, form: NewUserForm) -> ActionResult:
 
 
 async def initial_user(visit: Visit, fixed: dict[str, str]) -> dict[str, Any]:
-    """Return what a user has."""
+    """Return the rights and limits of a user."""
     user = (await read_list(visit)).find(fixed["name"])
     quota = msgspec.structs.asdict(user.quota or Quota())
     return {
@@ -245,7 +245,7 @@ def _with_user(form: UserForm) -> Callable[[AccessList], AccessList]:
 
 
 async def plan_change(visit: Visit, form: UserForm) -> ActionPlan:
-    """Say what changes."""
+    """Describe the changes."""
     warning = "" if form.enabled else "Its connections end."
     summary = f"User {form.name} changes."
     return await _plan(visit, form.name, _with_user(form), summary, warning=warning)
@@ -257,7 +257,7 @@ async def change(visit: Visit, form: UserForm) -> ActionResult:
 
 
 async def plan_delete(visit: Visit, form: UserArguments) -> ActionPlan:
-    """Say what goes."""
+    """Describe the loss."""
     return await _plan(
         visit,
         form.name,
@@ -316,7 +316,7 @@ def _check_number(user: User, effect: str, number: int) -> None:
 
 
 async def plan_rule(visit: Visit, form: RuleForm) -> ActionPlan:
-    """Say what changes in the rules of a user."""
+    """Describe the changes in the rules of a user."""
     verb = "changes" if form.number else "is new"
     summary = f"A rule of {form.name} {verb}."
     return await _plan(visit, form.name, _with_rule(form), summary)

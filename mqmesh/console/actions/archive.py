@@ -24,7 +24,7 @@ async def initial_broker(visit: Visit, fixed: dict[str, str]) -> dict[str, Any]:
 
 
 async def plan_create(visit: Visit, form: SnapshotForm) -> ActionPlan:
-    """Say what a snapshot is."""
+    """Describe a snapshot."""
     return ActionPlan(
         summary=f"{form.broker_name} makes a snapshot while it goes on.",
         details=(

@@ -125,7 +125,7 @@ class ProbeForm(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def plan_drain(visit: Visit, form: BrokerArguments) -> ActionPlan:
-    """Say what a drain does."""
+    """Describe the effect of a drain."""
     async with visit.client(HaAdmin) as admin:
         others = {one.broker_name for one in (await admin.cluster()).brokers} - {form.broker_name}
     where = f"to {', '.join(sorted(others))}" if others else "nowhere: there is no other broker"
@@ -150,7 +150,7 @@ async def drain(visit: Visit, form: BrokerArguments) -> ActionResult:
 
 
 async def plan_undrain(visit: Visit, form: BrokerArguments) -> ActionPlan:
-    """Say what the end of a drain does."""
+    """Describe the effect of the end of a drain."""
     return ActionPlan(summary=f"Producers come back to {form.broker_name}.")
 
 
@@ -217,7 +217,7 @@ def _replica(form: SwitchOverForm) -> int:
 
 
 async def plan_pause(visit: Visit, form: BrokerArguments) -> ActionPlan:
-    """Say what a pause of failovers does."""
+    """Describe the effect of a pause of failovers."""
     return ActionPlan(
         summary=f"No replica of {form.broker_name} takes over when its master is missed.",
         details=("Handing over goes on to work; a master that comes back leads again.",),
@@ -233,7 +233,7 @@ async def pause(visit: Visit, form: BrokerArguments) -> ActionResult:
 
 
 async def plan_resume(visit: Visit, form: BrokerArguments) -> ActionPlan:
-    """Say what the end of a pause does."""
+    """Describe the effect of the end of a pause."""
     return ActionPlan(
         summary=f"A replica of {form.broker_name} takes over again when its master is missed."
     )
@@ -353,7 +353,7 @@ def _changed(done: Mapping[str, Sequence[ConfigChange]]) -> ActionResult:
 
 
 async def plan_put_kv(visit: Visit, form: PutKvForm) -> ActionPlan:
-    """Say what the text is, and will be."""
+    """Describe the present text and the new one."""
     async with visit.client(NamesrvAdmin) as admin:
         is_there = await admin.has_kv(form.namespace, form.key)
         before = await admin.get_kv(form.namespace, form.key) if is_there else ""
@@ -372,7 +372,7 @@ async def put_kv(visit: Visit, form: PutKvForm) -> ActionResult:
 
 
 async def plan_delete_kv(visit: Visit, form: DeleteKvForm) -> ActionPlan:
-    """Say what goes."""
+    """Describe the loss."""
     async with visit.client(NamesrvAdmin) as admin:
         if not await admin.has_kv(form.namespace, form.key):
             return ActionPlan(summary=f"{form.namespace} has no {form.key}.", possible=False)

@@ -14,7 +14,7 @@ class CancelForm(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def plan_cancel(visit: Visit, form: CancelForm) -> ActionPlan:
-    """Say what is never delivered."""
+    """Describe the message that is never delivered."""
     async with visit.client(TrackClient) as client:
         track = await client.track(form.message_id)
     if not track.due_ms and all(not one.due_ms for one in track.tracks):

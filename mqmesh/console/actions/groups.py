@@ -153,7 +153,7 @@ class CloneForm(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def plan_create(visit: Visit, form: NewGroupForm) -> ActionPlan:
-    """Say what the new group is."""
+    """Describe the new group."""
     check_consumer_group(form.group)
     check_group_policies(_config(form))
     if await _configs(visit, form.group):
@@ -179,7 +179,7 @@ async def initial_settings(visit: Visit, fixed: dict[str, str]) -> dict[str, Any
 
 
 async def plan_settings(visit: Visit, form: GroupForm) -> ActionPlan:
-    """Say what changes, broker by broker."""
+    """Describe the changes, broker by broker."""
     wanted = msgspec.structs.asdict(form)
     check_group_policies(_config(form))
     changes = [
@@ -210,7 +210,7 @@ async def put_settings(visit: Visit, form: GroupForm) -> ActionResult:
 
 
 async def plan_delete(visit: Visit, form: DeleteGroupForm) -> ActionPlan:
-    """Say what is forgotten."""
+    """Describe the loss."""
     async with visit.client(GroupAdmin) as admin:
         progress = await admin.progress(form.group)
     if progress.members:
@@ -254,7 +254,7 @@ async def reset(visit: Visit, form: ResetForm) -> ActionResult:
 
 
 async def plan_pause(visit: Visit, form: PauseForm) -> ActionPlan:
-    """Say what a pause does."""
+    """Describe the effect of a pause."""
     await _known(visit, form.group)
     span = f"for {form.minutes:,} minutes" if form.minutes else "until somebody resumes it"
     of = f"of {form.topic} " if form.topic else ""
@@ -293,7 +293,7 @@ def _of(topic: str) -> str:
 
 
 async def plan_skip(visit: Visit, form: SkipForm) -> ActionPlan:
-    """Say what is skipped."""
+    """Describe the messages that are skipped."""
     async with visit.client(GroupAdmin) as admin:
         moves = await admin.skip_backlog(form.group, form.topic, dry_run=True)
     plan = _plan_of(moves, f"Group {form.group} goes on behind the last message")

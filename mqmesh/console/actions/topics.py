@@ -102,7 +102,7 @@ class SendForm(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def plan_create(visit: Visit, form: NewTopicForm) -> ActionPlan:
-    """Say what the new topic is."""
+    """Describe the new topic."""
     check_topic(form.topic)
     async with visit.client(AdminClient) as admin:
         brokers = {one.broker_name for one in (await admin.cluster()).brokers}
@@ -136,7 +136,7 @@ async def initial_settings(visit: Visit, fixed: dict[str, str]) -> dict[str, Any
 
 
 async def plan_settings(visit: Visit, form: TopicForm) -> ActionPlan:
-    """Say what changes, broker by broker."""
+    """Describe the changes, broker by broker."""
     changes = []
     fewer = False
     for now in topic_view(form.topic, await _configs(visit, form.topic)).brokers:
@@ -208,7 +208,7 @@ async def delete(visit: Visit, form: TopicArguments) -> ActionResult:
 
 
 async def plan_send(visit: Visit, form: SendForm) -> ActionPlan:
-    """Say what is sent."""
+    """Describe the message that is sent."""
     message = _message(form)
     delay_ms = parse_duration(form.delay, "delay") if form.delay else 0
     facts: tuple[str, ...] = (f"{len(message.body):,} bytes",)

@@ -142,7 +142,7 @@ class UserDetails(msgspec.Struct, frozen=True, kw_only=True):
         user: As in the list of users.
         brokers: Broker groups that it may register as.
         rules: Those that deny first, as they count.
-        limits: Its quota, with what it uses.
+        limits: Its quota, with its usage.
         connections: To one server at most; None for as many as it likes.
     """
 
@@ -199,7 +199,7 @@ class AuditArguments(TableArguments, frozen=True, kw_only=True):
     """Arguments of the page of the audit log.
 
     Attributes:
-        kind: Only what was done, or refused; ``all`` for all.
+        kind: Only changes, or refusals; ``all`` for all.
     """
 
     kind: Literal["all", "done", "refused"] = "all"

@@ -124,7 +124,7 @@ async def group(visit: Visit, arguments: GroupArguments) -> GroupDetails:
 
 
 async def member(visit: Visit, arguments: MemberArguments) -> RunningView:
-    """Return what a member says of itself."""
+    """Return a member's information about itself."""
     async with visit.client(MemberClient) as client:
         info = await client.running_info(
             arguments.group, arguments.client_id, with_stacks=arguments.stacks

@@ -39,7 +39,7 @@ class MessagesArguments(TableArguments, frozen=True, kw_only=True):
     Attributes:
         by: Way of the search: in a ``topic``, by a ``key``, an ``id``, or a place in a ``queue``.
         message_id: Message id, or offset message id.
-        topic: Topic; for what waits for a retry, the retry topic of its group.
+        topic: Topic; for messages that wait for a retry, the retry topic of their group.
         key: One of the message's keys.
         since: Stored at this time or later: an age such as 1h, or a moment; "" for any.
         until: Stored at this time or before.
