@@ -12,7 +12,7 @@ from .render import print_answer, print_text
 @click.pass_context
 @json_option
 def completion(context: click.Context, shell: str) -> None:
-    """Print what lets a shell complete commands, options, topics and groups.
+    """Print the script with which a shell completes commands, options, topics and groups.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""The command `mqmesh`: finds the command, and turns what went wrong into a line and an exit code.
+"""The command `mqmesh`: finds the command, and turns errors into a line and an exit code.
 
 Exit codes: 0 ok, 1 the operation failed, 2 wrong usage or configuration, 130 Ctrl-C.
 """
@@ -25,7 +25,7 @@ from .streams import drop_output, escape_what_no_encoding_holds, refuse_closed_o
 INTERRUPTED: Final = 130
 
 # Command -> module under this folder, and the name of the command in it. A module is loaded when
-# its command is called: a broker should not carry what draws tables.
+# its command is called: a broker should not load modules that draw tables.
 COMMANDS: Final = {
     "up": ("processes.cluster", "up"),
     "status": ("processes.cluster", "status"),

@@ -58,7 +58,7 @@ def warn_of_silent(namesrvs: Sequence[str], advice: str = "; repeat it later") -
 
 
 def print_note(text: str) -> None:
-    """Prints what people may want to know and programs may pass over."""
+    """Prints a note for people, which programs may ignore."""
     _print("note", text, prefix="")
 
 

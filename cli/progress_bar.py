@@ -1,4 +1,4 @@
-"""A bar on the terminal, for what takes long."""
+"""A bar on the terminal, for long work."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,7 +20,7 @@ from rich.progress import (
 from mqmesh.storage.interface import OnProgress, RecoveryProgress
 
 OnUpdate = Callable[..., Any]
-"""Called with what has changed: ``completed``, ``total``, ``description``."""
+"""Called with changed values: ``completed``, ``total``, ``description``."""
 
 
 @contextmanager

@@ -93,7 +93,7 @@ class StyledLines:
         self._console = console if console.is_terminal else None
 
     def flush(self) -> None:
-        """Hands to the reader what was printed."""
+        """Hands the printed text to the reader."""
         self._out.flush()
 
     def say(self, parts: Iterable[tuple[str, str]], separator: str = "  ") -> None:

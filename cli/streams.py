@@ -54,7 +54,7 @@ def standard_output() -> TextIO:
 
 
 def drop_output() -> None:
-    """Forgets what could not be written, so that the interpreter does not try it again."""
+    """Drops unwritten output, so that the interpreter does not try it again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
@@ -73,6 +73,6 @@ def _json(value: Any, *, ascii_only: bool = False) -> str:
     try:
         text = msgspec.json.encode(value).decode()
     except UnicodeEncodeError:
-        # Names of files may be no text; JSON has escapes for what is left of them.
+        # Names of files may be no text; JSON has escapes for such bytes.
         text = json.dumps(msgspec.to_builtins(value), separators=(",", ":"))
     return escape_json(text, ascii_only=ascii_only)

@@ -397,7 +397,7 @@ def apply(file: Path, dry_run: bool, namesrv: str) -> int:
 @click.option("--group", default="", help="As this group; for SUB and FILTER.")
 @cluster_options
 def check(name: str, action: str, topic: str, group: str, namesrv: str) -> int:
-    """Show what a user may do, and by which rule; exit code 1 if it may not.
+    """Show whether a user may do something, and the rule; exit code 1 if it may not.
 
     \b
     Examples:

@@ -71,7 +71,7 @@ def export_cluster(file: str, configs: bool, namesrv: str) -> None:
 def import_cluster(
     file: Path, dry_run: bool, yes: bool, prune: bool, force: bool, namesrv: str
 ) -> int:
-    """Make a cluster what FILE says, which `mqmesh cluster export` has written.
+    """Set a cluster up as FILE says; `mqmesh cluster export` writes such files.
 
     First comes a plan. With conflicts nothing is done, unless --force. Repeating it does nothing.
 

@@ -356,8 +356,8 @@ def update(name: str, namesrv: str, **settings: Any) -> None:
 def pause(name: str, topic: str, until: str | None, namesrv: str) -> None:
     """Pause a group: its members get nothing more, on any broker, until then.
 
-    Members keep running, and do what they have got already. With --topic, failed messages of the
-    topic come again all the same.
+    Members keep running, and finish the messages that they have. With --topic, failed messages of
+    the topic come again all the same.
 
     \b
     Examples:
@@ -423,7 +423,7 @@ def leases(name: str, topic: str, namesrv: str) -> None:
 @click.option("-m", "--member", required=True, help="Client id, as `mqmesh group leases` shows it.")
 @cluster_options
 def release(name: str, member: str, namesrv: str) -> None:
-    """Take from a member what it holds: others get it at once.
+    """End the leases of a member: others get its messages at once.
 
     The member may be working on it still: then it is worked on twice.
 

@@ -31,7 +31,7 @@ _MOVES: Final = (
 
 
 def _moving_options(function: _F) -> _F:
-    """Adds what all commands have that move offsets."""
+    """Adds the options of all commands that move offsets."""
     function = click.option("-y", "--yes", is_flag=True, help="Do not ask.")(function)
     return click.option(
         "-n", "--dry-run", is_flag=True, help="Change nothing; show what would change."

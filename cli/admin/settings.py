@@ -1,4 +1,4 @@
-"""`mqmesh broker config`, `broker set`, `namesrv config`, `namesrv set`: settings of what runs."""
+"""`mqmesh broker config`, `broker set`, `namesrv config`, `namesrv set`: settings of processes."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Final

@@ -54,7 +54,7 @@ def bench() -> None:
     """Measure a running cluster: how much it takes and gives, and how quickly.
 
     Clients are processes of their own on this machine. Without TOPIC a topic is made, and
-    deleted at the end. Ctrl-C ends a measurement early and shows what came of it until then.
+    deleted at the end. Ctrl-C ends a measurement early and shows its results until then.
 
     \b
     Examples:
@@ -68,7 +68,7 @@ def bench() -> None:
 
 
 def client_options(function: _F) -> _F:
-    """Adds what all three commands have."""
+    """Adds the options of all three commands."""
     decorators = (
         click.argument("topic", required=False),
         click.option(
@@ -101,7 +101,7 @@ def client_options(function: _F) -> _F:
 
 
 def message_options(function: _F) -> _F:
-    """Adds what messages are to be like."""
+    """Adds the options of messages."""
     decorators = (
         click.option(
             "--size",
@@ -321,7 +321,7 @@ def _fill(
     message: dict[str, Any],
     interrupt: Interrupt,
 ) -> int:
-    """Sends what is to be read; returns how many messages are there."""
+    """Sends the messages to read; returns their number."""
     tasks = _sends(Work.SEND, topic, namesrv, clients, count, None, None, message)
     with _bar("filling", count, None) as bar, Crew(tasks, interrupt) as crew:
         reports = crew.run(bar)

@@ -1,4 +1,4 @@
-"""Starts the clients of `mqmesh bench`, lets them begin together, and collects what they say."""
+"""Starts the clients of `mqmesh bench`, lets them begin together, and collects their reports."""
 
 import os
 import selectors
@@ -32,7 +32,7 @@ LOOK_EVERY_S: Final = 0.1
 END_TIMEOUT_S: Final = 60.0
 """Time that a stopped client has to wait for its outcomes."""
 LAST_READ_S: Final = 5.0
-"""Readers wait so long for more of what was sent."""
+"""Readers wait so long for more of the sent messages."""
 
 OnProgress = Callable[[int, float], None]
 """Called with the number of messages that are done, and seconds since the beginning."""
@@ -156,7 +156,7 @@ class Crew:
     def run(self, on_progress: OnProgress, enough: int = 0) -> list[ClientReport]:
         """Lets all begin, and waits until all have ended.
 
-        Readers stop when they have enough: ``enough``, or what senders of the same crew sent.
+        Readers stop when they have enough: ``enough``, or all messages of the crew's senders.
 
         Args:
             on_progress: Called ten times a second.

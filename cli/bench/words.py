@@ -33,7 +33,7 @@ class Work(enum.StrEnum):
     """One synchronous send after the other, whose bodies carry the time."""
     READ = "read"
     READ_STAMPED = "read_stamped"
-    """Only what ``SEND_EACH`` of the same run sends from now on."""
+    """Only messages that ``SEND_EACH`` of the same run sends from now on."""
 
 
 class BenchTask(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -94,7 +94,7 @@ class Latencies(msgspec.Struct):
         self.most_us = max(self.most_us, took_us)
 
     def add_all(self, others: "Latencies") -> None:
-        """Notes what another client saw."""
+        """Adds the observations of another client."""
         for step, count in others.steps.items():
             self.steps[step] = self.steps.get(step, 0) + count
         self.most_us = max(self.most_us, others.most_us)

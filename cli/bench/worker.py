@@ -234,7 +234,7 @@ class Window:
         return True
 
     def close(self) -> None:
-        """Waits for what has no outcome yet."""
+        """Waits for sends without an outcome."""
         while self._chunks:
             self._settle(self._chunks.popleft())
 

@@ -200,7 +200,7 @@ def _read_source(path: Path) -> str:
 
 
 class Reading:
-    """Prints what a consumer gets until there is enough.
+    """Prints messages of a consumer until there are enough.
 
     Args:
         consumer: Started.
@@ -312,7 +312,7 @@ def _look_for(topic: str, namesrv: str, *, waits: bool) -> None:
             admin.route(topic)
         except TopicNotFound:
             if not waits:
-                raise  # what has no end now has none to read up to
+                raise  # a topic that is not there has no end to read up to
             print_note(f"no broker serves topic {topic} now; waiting for one")
 
 

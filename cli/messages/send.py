@@ -108,7 +108,7 @@ def send(
 ) -> int:
     """Send messages to TOPIC.
 
-    The body is the argument, a file, or what is piped in, byte for byte. With --json one
+    The body is the argument, a file, or standard input, byte for byte. With --json one
     object a message is printed, in the order of sending.
 
     \b

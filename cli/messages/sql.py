@@ -119,7 +119,7 @@ def relay(
     max_message_size: int,
     namesrv: str,
 ) -> None:
-    """Send what is in an outbox, until it is stopped. Several may run: one works.
+    """Send the messages of an outbox, until it is stopped. Several may run: one works.
 
     \b
     Examples:

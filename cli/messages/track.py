@@ -66,7 +66,7 @@ def track(message_id: str, namesrv: str) -> int:
 
 
 def print_track(found: TrackView) -> None:
-    """Draws what happened to a message of which something is stored."""
+    """Draws the track of a message of which a copy is stored."""
     now_ms = SystemClock().wall_ms()
     Table(_COPIES, found.copies).print()
     say()

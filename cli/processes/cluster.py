@@ -195,7 +195,7 @@ def _prepare(requested: ClusterConfig, settings: list[str], flags: StartFlags) -
         flags: Flags of the start.
 
     Returns:
-        The cluster as it is planned for what is in the folder.
+        The cluster as it is planned for the contents of the folder.
     """
     make_private(requested.folder / "logs")
     former = read_record(requested.folder)

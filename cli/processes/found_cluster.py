@@ -1,4 +1,4 @@
-"""Looks what a data folder has before `mqmesh up` starts a cluster in it."""
+"""Looks for stores in a data folder before `mqmesh up` starts a cluster in it."""
 
 from pathlib import Path
 from typing import Final
@@ -62,7 +62,7 @@ def find_cluster(cluster: ClusterConfig) -> FoundCluster:
 
 
 def save_last_start(cluster: ClusterConfig, file: Path | None) -> None:
-    """Keeps what a start is, for the next one.
+    """Keeps the facts of a start for the next one.
 
     Args:
         cluster: Cluster that starts; the folder of the roles' settings is there.

@@ -158,7 +158,7 @@ def load_cluster(
         replicas: The default cluster's broker has so many, which elect their master.
 
     Raises:
-        ConfigError: One line that says what to mend.
+        ConfigError: One line that says what to correct.
     """
     source = "default cluster" if path is None else str(path)
     if replicas is not None and path is not None:
@@ -387,7 +387,7 @@ def replica_folder(root: Path, broker_id: int, mode: HaMode) -> Path:
 
 
 def data_folders(config: ClusterConfig) -> Iterator[tuple[Path, SecurityConfig]]:
-    """Yields folders in which roles keep what outlives them, and whether they are secured.
+    """Yields folders in which roles keep lasting data, and whether they are secured.
 
     Yields:
         The folder, absolute, and the settings of the role.

@@ -41,12 +41,12 @@ def client_file(folder: Path) -> Path:
 
 
 def make_security(config: ClusterConfig) -> None:
-    """Makes what is missing of keys and users, for a cluster with security on.
+    """Makes missing keys and users, for a cluster with security on.
 
     Keys and users that are there stay as they are.
 
     Raises:
-        ConfigError: Something cannot be written, or what is there cannot be used.
+        ConfigError: A file cannot be written, or a present one cannot be used.
     """
     folder = config.folder / SECURITY
     try:

@@ -218,7 +218,7 @@ def server_options(function: Callable[..., int]) -> Callable[..., int]:
     )(process_options(function))
 
 
-# Processes of their own do not carry what draws tables.
+# Processes of their own do not load modules that draw tables.
 _NAMESRV_COMMANDS: Final = {
     "config": ("admin.settings", "namesrv_config"),
     "set": ("admin.settings", "namesrv_set"),

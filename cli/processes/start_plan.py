@@ -115,7 +115,7 @@ class StartPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan_start(cluster: ClusterConfig, found: FoundCluster, flags: StartFlags) -> StartPlan:
-    """Decides what flags leave open.
+    """Decides settings that flags leave open.
 
     Args:
         cluster: Cluster from settings and flags alone.
@@ -137,7 +137,7 @@ def plan_start(cluster: ClusterConfig, found: FoundCluster, flags: StartFlags) -
 
 
 def check_stores(cluster: ClusterConfig, found: FoundCluster, flags: StartFlags) -> list[str]:
-    """Checks that a planned start uses every store there is, and each as what it is.
+    """Checks that a planned start uses every store there is, each as the replica that it is.
 
     Args:
         cluster: Cluster that is to start.
@@ -148,7 +148,7 @@ def check_stores(cluster: ClusterConfig, found: FoundCluster, flags: StartFlags)
         Lines for people: which broker gets replicas.
 
     Raises:
-        ConfigError: Messages would be hidden, or what was secured would be open.
+        ConfigError: Messages would be hidden, or a secured store would be open.
     """
     _check_secured(cluster, found)
     used = {Path(one.store_path_root_dir).resolve(): one for one in cluster.broker}

@@ -417,7 +417,7 @@ def compact(archive: str, since: str) -> int:
 def expire(archive: str, older_than: str, topic: str, yes: bool) -> int:
     """Forget old messages. Their files go with `mqmesh archive vacuum`.
 
-    Without --older-than it does what expire_days of archive.toml in ARCHIVE says.
+    Without --older-than it follows expire_days of archive.toml in ARCHIVE.
 
     \b
     Examples:

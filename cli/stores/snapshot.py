@@ -138,7 +138,7 @@ def list_command(root: Path) -> int:
 @_path
 @json_option
 def verify(path: Path) -> int:
-    """Read all of a snapshot, and report what is damaged.
+    """Read all of a snapshot, and report damage.
 
     Nothing is changed. The exit code is 1 if something is damaged, 2 if it is no snapshot.
 

@@ -48,7 +48,7 @@ def store() -> None:
 @_directory
 @json_option
 def verify(directory: Path) -> int:
-    """Read the whole log and all queues, and report what is damaged.
+    """Read the whole log and all queues, and report damage.
 
     Nothing is changed. The exit code is 1 if something is damaged, 2 if the store cannot be read.
 
@@ -120,7 +120,7 @@ def dump(
     limit: int | None,
     batches: bool,
 ) -> int:
-    """Print what is in the log, oldest first, a line each.
+    """Print the messages of the log, oldest first, a line each.
 
     Damaged stretches are passed over and reported on standard error; the exit code is then 1. It is
     2 if the store cannot be read.
