@@ -54,7 +54,7 @@ class Addition:
             stretch: LogStretch that they are of.
 
         Raises:
-            ConfigError: The table has what an append would harm.
+            ConfigError: The table has features that an append would harm.
             Moved: A part of the stretch is there.
         """
         self.place = table_path(archive, name)
@@ -163,7 +163,7 @@ def open_or_make(archive: str, name: str, schema: pa.Schema) -> DeltaTable:
 
 
 def action_of(file: NewFile) -> AddAction:
-    """Returns what a commit says of a new file."""
+    """Returns the entry of a commit for a new file."""
     return AddAction(
         path=file.path,
         size=file.size,

@@ -1,4 +1,4 @@
-"""Interface of what writes the tables of an archive."""
+"""Interface of engines that write the tables of an archive."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -30,7 +30,7 @@ OnProgress = Callable[[Progress], None]
 
 
 class Engine(Protocol):
-    """Writer of an archive's tables; each goes on with what another one wrote."""
+    """Writer of an archive's tables; each goes on with tables of another one."""
 
     def note(self, archive: str, row: Ingest) -> None:
         """Adds a row to the table of ingests."""

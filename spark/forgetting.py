@@ -85,7 +85,7 @@ def expire(archive: str, *, before: str, topic: str = "") -> int:
 
 
 def expire_by_settings(archive: str, today: date) -> int:
-    """Forgets what ``expire_days`` of the archive's settings says.
+    """Forgets messages older than ``expire_days`` of the archive's settings.
 
     Args:
         archive: Directory of the archive.

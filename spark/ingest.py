@@ -81,7 +81,7 @@ def ingest(
         archive: Directory of the archive, made if need be; any place that the engine and Delta
             Lake can write to.
         name: Name of the broker in the archive; empty for its own.
-        allow_gap: Go on where retention was quicker, and remember what is missing.
+        allow_gap: Go on where retention was quicker, and remember the gap.
         on_damage: ``fail``, or ``skip`` to read around damage.
         topics: Same as for the reader; empty for all but system topics, and those that
             ``archive.toml`` leaves out. Once a stretch of the log is taken in, other topics of it
@@ -191,7 +191,7 @@ def _take(
 
 
 def _follow_with_keys(engine: Engine, archive: str, store_id: int, broker: str) -> None:
-    """Brings the table of keys to where the messages are; also what a crash left undone."""
+    """Brings the table of keys to where the messages are, also after a crash."""
     application = app_id(store_id, broker)
     position = position_of(archive, MESSAGES, application)
     before = position_of(archive, KEYS, application) or 0

@@ -159,7 +159,7 @@ def _keys(messages: ds.FileSystemDataset, stretch: LogStretch) -> Iterator[tuple
     )
     columns = ["keys", *_OF_MESSAGE]
     names = [name for name in _KEYS.names if name not in PARTITIONS[KEYS]]
-    # A scan of all of them would read up to a GiB ahead of what is taken from it.
+    # A scan of all of them would read up to a GiB ahead of its reader.
     for file in messages.get_fragments(filter=condition):
         for group in file.split_by_row_group(filter=condition, schema=messages.schema):
             rows = group.to_table(messages.schema, columns, filter=condition).combine_chunks()

@@ -177,7 +177,7 @@ def query(spark: "SparkSession", archive: str, text: str, *, values: Sequence[st
 
 
 def check_reads_only(spark: "SparkSession", text: str) -> None:
-    """Refuses what would write, before it is done.
+    """Refuses statements that would write, before they run.
 
     Raises:
         ConfigError: The text is a command.

@@ -87,7 +87,7 @@ def do_task(task: ReadTask, **options: Any) -> bytes:
     Returns:
         JSON of a list of ``NewFile``.
     """
-    # Arrow's own allocators keep 20 MB more of what was freed.
+    # Arrow's own allocators keep 20 MB more of freed memory.
     pa.set_memory_pool(pa.system_memory_pool())
     return msgspec.json.encode(write_messages([task], **options))
 

@@ -43,7 +43,7 @@ class NewFile(msgspec.Struct, frozen=True):
         size: Bytes.
         values: Value of each column that divides the table.
         modified_ms: When it was written, ms since 1970.
-        statistics: JSON of what Delta Lake keeps of it, see ``statistics_of``.
+        statistics: JSON of its statistics in Delta Lake, see ``statistics_of``.
     """
 
     path: str

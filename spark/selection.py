@@ -51,7 +51,7 @@ class Selection:
     on_damage: str = FAIL
 
     def __post_init__(self) -> None:
-        """Checks what can be wrong.
+        """Checks the fields.
 
         Raises:
             ConfigError: An unknown word for ``on_damage``.

@@ -1,4 +1,4 @@
-"""A Spark session with what mqmesh needs: Java, Delta Lake, and times in UTC."""
+"""A Spark session for mqmesh: with Java, Delta Lake, and times in UTC."""
 
 import importlib.metadata
 import importlib.util

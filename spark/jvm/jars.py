@@ -76,7 +76,7 @@ def fetched_jars(package: str) -> list[str]:
 
 
 def remember_jars(package: str, jars: list[str]) -> None:
-    """Notes what Spark fetched for a package; a note that cannot be written is done without.
+    """Notes the jars that Spark fetched for a package; it does without an unwritable note.
 
     Args:
         package: Maven coordinates.

@@ -82,7 +82,7 @@ def find_java(environment: Mapping[str, str] | None = None, cache: Path | None =
 
 
 def _look(home: Path, source: str) -> Java | str:
-    """Returns the Java in a directory, or what is wrong with it."""
+    """Returns the Java in a directory, or the reason why it cannot be used."""
     program = home / "bin" / "java"
     if not program.is_file():
         return f"{home}, which has no bin/java"

@@ -89,7 +89,7 @@ Places = dict[MessageQueue, Place]
 
 @dataclass(frozen=True)
 class Bound:
-    """Beginning, or end, of what is read of queues.
+    """Beginning, or end, of the read parts of queues.
 
     Attributes:
         name: Name of the option, for errors.

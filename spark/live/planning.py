@@ -118,7 +118,7 @@ def stretch_of(
     end: Place,
     lost: Callable[[str], None],
 ) -> Stretch | None:
-    """Returns what is left of a stretch that was planned, perhaps long ago.
+    """Returns the rest of a stretch that was planned, perhaps long ago.
 
     A broker that lost the end of its log in a power cut fills those offsets with other messages.
     So a stretch that begins behind the cut begins at the cut instead, and one that was planned to
