@@ -88,11 +88,17 @@ class Client:
             self._site.run(10)
         raise AssertionError(f"no answer to request {number}")
 
-    def beat(self, group: str = "g", topic: str = "t", producer: str = "") -> RemotingCommand:
+    def beat(
+        self,
+        group: str = "g",
+        topic: str = "t",
+        producer: str = "",
+        model: str = "CLUSTERING",
+    ) -> RemotingCommand:
         consumer = {
             "groupName": group,
             "consumeType": "CONSUME_PASSIVELY",
-            "messageModel": "CLUSTERING",
+            "messageModel": model,
             "consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET",
             "subscriptionDataSet": [{"topic": topic, "subString": "*", "expressionType": "TAG"}],
         }
@@ -352,6 +358,14 @@ def test_offsets_are_kept_and_claims_follow_the_members(site):
     assert one.offset(RemotingCode.QUERY_CONSUMER_OFFSET, consumerGroup="g") == 1
     assert one.ask(RemotingCode.UPDATE_CONSUMER_OFFSET, commitOffset=1, **fields).code == 0
     assert other.ask(RemotingCode.UPDATE_CONSUMER_OFFSET, commitOffset=1, **fields).code == 0
+
+
+@pytest.mark.parametrize(("model", "rows"), [("BROADCASTING", 0), ("CLUSTERING", 2)])
+def test_a_broadcasting_group_has_no_progress_at_the_broker(site, model, rows):
+    one = Client(site, BROKER, "one")
+    one.beat(model=model)
+    answer = one.ask(RemotingCode.GET_CONSUME_STATS, consumerGroup="g", topic="t")
+    assert answer.body.count(b'"queueId"') == rows
 
 
 def test_a_client_whose_connection_ends_leaves_and_one_that_comes_back_stays(site):

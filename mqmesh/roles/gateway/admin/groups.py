@@ -38,7 +38,7 @@ from mqmesh.protocol.groups import (
     ResetWhere,
     UpdateGroupRequest,
 )
-from mqmesh.protocol.membership import Subscription
+from mqmesh.protocol.membership import MessageModel, Subscription
 from mqmesh.protocol.remoting.admin_bodies import (
     ConnectionBody,
     ConsumerConnectionBody,
@@ -225,6 +225,8 @@ class GroupJobs:
                 continue
             queues += [one for page in stats for one in page.queues]
             per_s += stats[0].consume_tps
+        if all(one.consumer_offset < 0 for one in queues) and await _is_broadcasting(job, group):
+            queues = []  # offsets are with the members, and RocketMQ's tools say so without rows
         return JobAnswer(_stats_body(job.broker_name, queues, per_s))
 
     async def _all_progress(self, job: Job) -> JobAnswer:
@@ -342,6 +344,14 @@ async def _find_members(job: Job, group: str) -> ConsumerConnections:
     if not found.members:
         raise ClientNotOnline(f"the consumer group[{group}] not online")
     return found
+
+
+async def _is_broadcasting(job: Job, group: str) -> bool:
+    try:
+        found = await _find_members(job, group)
+    except ClientNotOnline:
+        return False
+    return found.members[0].data.message_model == MessageModel.BROADCASTING
 
 
 async def _find_progress(job: Job, group: str, topic: str = "") -> list[ConsumeStats]:
