@@ -143,12 +143,12 @@ class TablesFeature(Feature):
     # ---- Hooks -----------------------------------------------------------------------
 
     def loaded(self) -> None:
-        """Take over the rows that there are."""
+        """Take over the rows of an earlier role."""
         self.tables.load()
         self.tables.hold()
 
     def tick(self, now_ms: int) -> None:
-        """Make rows, settle, carry, remove, a slice of each."""
+        """Make rows, settle changes, carry rows, remove rows of deleted tables: a slice of each."""
         tables = self.tables
         tables.look_at_topics()
         if not tables.is_used:
@@ -164,7 +164,7 @@ class TablesFeature(Feature):
         tables.hold()
 
     def sample(self) -> None:
-        """Write tombstones for what has expired; those whose time is over go."""
+        """Write tombstones for expired values; remove the tombstones whose time is over."""
         tables = self.tables
         if not tables.is_used or not tables.is_whole:
             return
@@ -181,11 +181,11 @@ class TablesFeature(Feature):
                 self._writes.put_encoded([expiry_batch(table.name, some, now_ms)], _ignore)
 
     def topic_deleted(self, topic: str) -> None:
-        """Forget a table."""
+        """Drop the table of a deleted topic."""
         self.tables.look_at_topics()
 
     def stopping(self) -> None:
-        """Note what the rows have."""
+        """Settle changes, and store the counts."""
         if not self._core.is_follower:
             self.tables.settle()
         self.tables.close()
@@ -200,7 +200,7 @@ class TablesFeature(Feature):
         meta: BatchMeta,
         earlier: Sequence[BatchToPut],
     ) -> None:
-        """Let a batch for a table in.
+        """Check a batch for a table before it goes onto the stage.
 
         Args:
             topic: The table.

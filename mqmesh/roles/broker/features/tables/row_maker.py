@@ -66,11 +66,7 @@ class RowMaker:
         return table.applied >= table.goal and self._rows.carried >= self.carried_goal
 
     def lacks_from(self, tables: Mapping[str, BrokerTable]) -> int:
-        """Return a commit-log offset before all batches that the rows lack, MAX_OFFSET for none.
-
-        Args:
-            tables: All tables by name.
-        """
+        """Return a commit-log offset before all batches that the rows lack, MAX_OFFSET for none."""
         ends = [(one.applied, self.end_of(one.name), one.mark) for one in tables.values()]
         ends.append((self._rows.carried, self.end_of(CARRIED_TOPIC), self._rows.carried_mark))
         # Behind the batch that they had last; without one from the first segment on.

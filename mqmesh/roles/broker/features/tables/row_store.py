@@ -283,7 +283,12 @@ class RowStore:
     # ---- Time ------------------------------------------------------------------------
 
     def take_due(self, now_ms: int, most: int) -> list[tuple[BrokerTable, bytes]]:
-        """Return keys whose values have expired; remove the tombstones whose time is over."""
+        """Return keys whose values have expired; remove the tombstones whose time is over.
+
+        Args:
+            now_ms: Wall clock.
+            most: Rows that are looked at.
+        """
         found = self._rows.range(DUE_PREFIX, due_until(now_ms), most=most)
         due = [(key, *read_due(key)) for key, _ in found]
         places = [row_key(number, key) for _, number, key in due]

@@ -199,11 +199,7 @@ class Tables:
             anew.goal = max(table.goal, anew.goal)
 
     def begin_anew(self, reason: object) -> None:
-        """Forget all rows, which are damaged or lack something, and make them from the log.
-
-        Args:
-            reason: Reason for the log of the process.
-        """
+        """Forget all rows, which are damaged or lack something, and make them from the log."""
         if not self._begun:
             return
         _log.error("the tables are made again from the log: %s", reason)
@@ -411,12 +407,7 @@ class Tables:
     # ---- Time ------------------------------------------------------------------------
 
     def due(self, now_ms: int, most: int) -> list[tuple[BrokerTable, bytes]]:
-        """Return keys whose values have expired; remove the tombstones whose time is over.
-
-        Args:
-            now_ms: Wall clock.
-            most: Rows that are looked at.
-        """
+        """Return keys whose values have expired; remove the tombstones whose time is over."""
         with self._guarded():
             return self._rows.take_due(now_ms, most)
         return []
