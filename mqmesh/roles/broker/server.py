@@ -249,7 +249,7 @@ class BrokerServer:
         return before, history
 
     def stop(self) -> None:
-        """Says goodbye, saves and closes everything; also what a failed ``start`` left open."""
+        """Unregister, save and close everything, also after a ``start`` that failed."""
         if self._member is not None:
             self._retire(self._member)
             self._member.leave()

@@ -98,7 +98,7 @@ def fill_in_refusal(sends: Sequence[OpenSend], refusal: BatchOutcome) -> None:
 
 
 def fill_in_status(send: OpenSend, status: SendStatus) -> None:
-    """Says of what was stored for a send that something is still missing."""
+    """Note that a stored send still lacks a copy or a sync."""
     send.outcomes = [
         msgspec.structs.replace(outcome, status=int(status))
         if outcome is not None and outcome.code == _OK

@@ -51,7 +51,7 @@ class WorkerTasks(Workers):
         service.attach(self)
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Says where the listeners run, before the first message comes."""
+        """Set the event loop of the listeners, before the first message comes."""
         self._attached = loop
 
     def wake(self, count: int) -> None:

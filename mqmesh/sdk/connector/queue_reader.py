@@ -218,7 +218,7 @@ class QueueReader(PatientClient):
 
 
 def cut_text(queue: MessageQueue, cut: int, offset: int) -> str:
-    """Says that the end of a broker's log is lost."""
+    """Return the sentence for a log whose end is lost."""
     return (
         f"{_named(queue)}: the broker lost messages {cut} to {offset - 1} in a power cut; other "
         "messages stand there now, or will"

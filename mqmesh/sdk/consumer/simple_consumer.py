@@ -1,4 +1,4 @@
-"""Simple consumer: the application receives messages, and reports the outcome of each."""
+"""Simple consumer: the application receives messages, and acknowledges each."""
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
@@ -47,7 +47,7 @@ class SimpleConsumer:
     """Consumer that receives messages and acknowledges each; RocketMQ 5's name.
 
     Any number of members share the messages of a topic with any number of queues. A message goes
-    to one member, no other one gets it until its lease ends, and it is redelivered unless it is
+    to one member, no other member gets it until its lease ends, and it is redelivered unless it is
     acknowledged. All methods may be called from any thread::
 
         with SimpleConsumer("billing") as consumer:
@@ -114,7 +114,7 @@ class SimpleConsumer:
     # ---- Life ------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Connects in the background; further calls do nothing.
+        """Connect in the background; further calls do nothing.
 
         A closed consumer may be started again, with the subscriptions that it had.
 
@@ -137,7 +137,7 @@ class SimpleConsumer:
                 raise
 
     def close(self) -> None:
-        """Returns messages that are not settled, so that others get them at once; idempotent."""
+        """Give back messages that are not settled, so that others get them at once; idempotent."""
         if self._state in ("closing", "closed"):
             return
         running, self._state = self._state == "running", "closing"
@@ -171,7 +171,7 @@ class SimpleConsumer:
     # ---- Topics ----------------------------------------------------------------------
 
     def subscribe(self, topic: str, expression: Wanted = "*") -> None:
-        """Takes part in a topic; before or after ``start``.
+        """Subscribe to a topic; before or after ``start``.
 
         Args:
             topic: Topic; it need not exist yet.
@@ -192,7 +192,7 @@ class SimpleConsumer:
         self._subscribed[topic] = selector
 
     def unsubscribe(self, topic: str) -> None:
-        """Takes no part in a topic any more; messages of it that are not settled go back.
+        """End the subscription of a topic; its messages that are not settled go back.
 
         Raises:
             ClientClosed: After ``close``.
@@ -220,7 +220,7 @@ class SimpleConsumer:
         invisible_ms: int | None = None,
         wait_ms: int = 15_000,
     ) -> list[StoredMessage]:
-        """Waits for messages, and returns as soon as there are some.
+        """Wait for messages, and return as soon as there are some.
 
         ``message.delivery_attempt`` counts from 1, ``message.receipt`` names the delivery.
 
@@ -252,7 +252,7 @@ class SimpleConsumer:
             self._engine.done(caller)
 
     def ack(self, message: StoredMessage) -> None:
-        """Says that a message is done: it never comes again. Returns once brokers have that.
+        """Acknowledge a message: it never comes again. Return once its broker has noted that.
 
         Raises:
             StaleReceipt: Its lease ended, and another member has got it.
@@ -262,7 +262,7 @@ class SimpleConsumer:
         self._settle([message], SettleAction.ACK)
 
     def ack_many(self, messages: Iterable[StoredMessage]) -> None:
-        """Says that messages are done, in few requests; see ``ack``.
+        """Acknowledge messages in few requests; see ``ack``.
 
         Raises:
             StaleReceipt: Of one of them; the others are settled.
@@ -271,7 +271,7 @@ class SimpleConsumer:
         self._settle(list(messages), SettleAction.ACK)
 
     def ack_async(self, message: StoredMessage) -> "Future[None]":
-        """Says that a message is done, without waiting; those of many calls go together.
+        """Acknowledge a message without waiting; messages of many calls share requests.
 
         Returns:
             A future, done once brokers have that; its error is as of ``ack``.
@@ -282,12 +282,13 @@ class SimpleConsumer:
         return self._settle_later([message], SettleAction.ACK)
 
     def nack(self, message: StoredMessage, delay_ms: int | None = None, reason: str = "") -> None:
-        """Says that a message failed: it comes again, to any member, or becomes a dead letter.
+        """Report that a message failed: it comes again, to any member, or becomes a dead letter.
 
         Args:
             message: As it was received.
-            delay_ms: Not before so long, 0 to 86,400,000 ms; by default as the retries of the group
-                say. Beyond 30,000 it waits in the schedule service, whose delay levels count.
+            delay_ms: Delay until it comes again, 0 to 86,400,000 ms; by default that of the group's
+                retry schedule. Beyond 30,000 it waits in the schedule service, whose delay levels
+                count.
             reason: Reason of the failure, up to 1,024 characters; it travels with a message that
                 waits long, and with a dead letter.
 
@@ -298,11 +299,11 @@ class SimpleConsumer:
         self._settle([message], SettleAction.NACK, check_delay(delay_ms), reason)
 
     def reject(self, message: StoredMessage, reason: str = "") -> None:
-        """Says that a message will never succeed: it becomes a dead letter now.
+        """Reject a message that will never succeed: it becomes a dead letter now.
 
         Args:
             message: As it was received.
-            reason: Why, up to 1,024 characters.
+            reason: Reason for the dead letter, up to 1,024 characters.
 
         Raises:
             StaleReceipt, ClientClosed, MQMeshError: As for ``ack``.
@@ -310,7 +311,7 @@ class SimpleConsumer:
         self._settle([message], SettleAction.REJECT, reason=reason)
 
     def extend(self, message: StoredMessage, invisible_ms: int) -> None:
-        """Extends the lease of a message: no other member gets it for so long from now on.
+        """Extend the lease of a message: no other member gets it for so long from now on.
 
         The same holds of all messages that were received together from its queue.
 
