@@ -60,7 +60,7 @@ class AccessClient(AdminClient):
         return [self._state(where, header) for where in self._everybody()]
 
     def put_access_list(self, text: str, expected_version: int) -> list[AccessListState]:
-        """Puts a list in force at all name servers and brokers; calling again does no harm.
+        """Puts an access list into force at all name servers and brokers; may be repeated.
 
         Processes that did not get it keep the former one.
 

@@ -488,7 +488,7 @@ class AdminClient:
         return next((one.schema for one in found.values() if one.schema), "")
 
     def put_topic_schema(self, topic: str, schema: str) -> None:
-        """Keeps a document about the bodies of a topic on every master that has it.
+        """Stores the schema of a topic's bodies at every master that has the topic.
 
         Brokers check no message by it.
 
@@ -554,7 +554,7 @@ class AdminClient:
     def create_snapshot(
         self, broker_name: str, *, archive: str = "", timeout_ms: int = SNAPSHOT_TIMEOUT_MS
     ) -> SnapshotInfo:
-        """Has a broker make a snapshot of its store, on its own machine.
+        """Makes a snapshot of a broker's store, on the broker's machine.
 
         Args:
             broker_name: Broker group; its master makes it.
@@ -792,7 +792,7 @@ def check_advance(endpoint: str, before: object, after: object) -> None:
 
 
 def check_restarts(endpoint: str, restarts: int) -> None:
-    """Gives up where a process has forgotten a listing so often: half of it would pass for all.
+    """Checks how often a listing was restarted, since half of it would pass for all.
 
     Raises:
         SystemBusy: Too often.

@@ -138,7 +138,7 @@ class BrokerAdmin(AdminClient):
         return self._each(master, ask)[broker_name]
 
     def clean(self, broker_name: str, *, dry_run: bool = False) -> CleanResult:
-        """Has the master of a broker group remove old log segments now, at any hour of the day.
+        """Runs a pass of retention at the master of a broker group now, at any hour of the day.
 
         Its other limits count: ``storage.file_reserved_time``, ``storage.delete_files_batch_max``.
 

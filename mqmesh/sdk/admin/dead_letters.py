@@ -269,7 +269,7 @@ class DeadLetterClient(QueryClient):
         force: bool = False,
         dry_run: bool = False,
     ) -> Iterator[tuple[DeadLetter, ResendResult]]:
-        """Gives dead letters another chance, with their number of tries set back.
+        """Resends dead letters, with their number of tries set back.
 
         Each is resent only once, even if the call is repeated, unless it is forced. A call that
         fails in the middle can be repeated.

@@ -425,7 +425,7 @@ class GroupAdmin(AdminClient):
     def create_group(
         self, config: GroupConfig, *, exist_ok: bool = False
     ) -> dict[str, GroupConfig]:
-        """Makes a group on every master, if it is a new one.
+        """Creates a group on every master, if it is a new one.
 
         Masters that have it with these very settings have them from a former try that failed half
         way: only the others get the request then, so that repeating the call finishes it.
@@ -454,7 +454,7 @@ class GroupAdmin(AdminClient):
         return kept | self._put_group(masters, dict.fromkeys(missing, request))
 
     def put_group(self, config: GroupConfig | Mapping[str, GroupConfig]) -> dict[str, GroupConfig]:
-        """Makes a group, or changes its settings, on every master.
+        """Creates a group, or changes its settings, on every master.
 
         Args:
             config: Wanted; or, where it is not to be the same everywhere, by broker group: masters
@@ -500,7 +500,7 @@ class GroupAdmin(AdminClient):
     def pause_group(
         self, group: str, topic: str = "", *, until_ms: int = FOREVER_MS
     ) -> dict[str, GroupConfig]:
-        """Lets members of a group get nothing more for a while; they keep running.
+        """Pauses a group: its members get no messages for a while, and keep running.
 
         Args:
             group: Consumer group.
@@ -556,7 +556,7 @@ class GroupAdmin(AdminClient):
         return sum(one.messages for one in answers.values())
 
     def delete_group(self, group: str, *, remove_topics: bool = False) -> list[str]:
-        """Forgets a group and its offsets, everywhere.
+        """Deletes a group and its offsets on every broker.
 
         Args:
             group: Without members.
@@ -593,7 +593,7 @@ class GroupAdmin(AdminClient):
         broker_name: str = "",
         dry_run: bool = False,
     ) -> OffsetMoves:
-        """Lets a group go on elsewhere in a topic, with or without members.
+        """Resets the offsets of a group in a topic, with or without members.
 
         Running consumers drop the messages that they hold and go on there at once. The group need
         not have read the topic before.
@@ -652,7 +652,7 @@ class GroupAdmin(AdminClient):
     def clone_offset(
         self, source: str, target: str, topic: str = "", *, dry_run: bool = False
     ) -> OffsetMoves:
-        """Moves a group to the offsets of another one; queues the other never read stay.
+        """Sets the offsets of a group to those of another; queues that the other never read stay.
 
         Args:
             source: Group to copy from.
@@ -679,7 +679,7 @@ class GroupAdmin(AdminClient):
         return _moves(answers, dry_run)
 
     def skip_backlog(self, group: str, topic: str = "", *, dry_run: bool = False) -> OffsetMoves:
-        """Lets a group go on behind the last message of a topic, or of all its topics.
+        """Skips the backlog of a group: it goes on behind the end of a topic, or of all.
 
         Messages that wait for a retry stay, unless their topic is named.
 

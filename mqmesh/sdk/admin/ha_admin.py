@@ -130,7 +130,7 @@ class HaAdmin(AdminClient):
     def switch_over(
         self, broker_name: str, broker_id: int = 0, *, epoch: int = 0
     ) -> SwitchOverResponse:
-        """Has the master of a group hand the lead over, with nothing lost and no error at clients.
+        """Switches the master of a group over, without loss and without errors at clients.
 
         Args:
             broker_name: Broker group, of replicas that elect their master.
@@ -152,7 +152,7 @@ class HaAdmin(AdminClient):
         return decode_header(SwitchOverResponse, answer.header)
 
     def elect_unclean(self, broker_name: str, broker_id: int, *, epoch: int = 0) -> None:
-        """Has a replica lead that may lack acknowledged messages: those that it lacks are lost.
+        """Elects a replica that may lack acknowledged messages: those that it lacks are lost.
 
         For a group whose replicas in sync are gone for good. It leads soon after this returns.
 
@@ -171,7 +171,7 @@ class HaAdmin(AdminClient):
         self._request(self._follower(broker_name, broker_id), RequestCode.ELECT_REPLICA, header)
 
     def init_group(self, broker_name: str, replica_ids: Sequence[int] = ()) -> None:
-        """Makes the record of a group anew that its coordinator has lost.
+        """Makes the record of a group again that its coordinator has lost.
 
         Args:
             broker_name: Broker group, of replicas that elect their master. All of them have to be
@@ -193,7 +193,7 @@ class HaAdmin(AdminClient):
     def add_replica(
         self, broker_name: str, broker_id: int, *, epoch: int = 0
     ) -> ChangeVotersResponse:
-        """Has a replica belong to a group. Once it is there it is copied, and comes in sync.
+        """Adds a replica to a group. It copies the log once it is there, and comes in sync.
 
         If it belongs to the group already, nothing changes: the call may be repeated when no answer
         came.
@@ -215,7 +215,7 @@ class HaAdmin(AdminClient):
     def remove_replica(
         self, broker_name: str, broker_id: int, *, epoch: int = 0
     ) -> ChangeVotersResponse:
-        """Has a replica belong to a group no more: it is not waited for, and may not follow.
+        """Removes a replica from a group: sends do not wait for it, and it may not follow.
 
         Args:
             broker_name: Broker group, of replicas that elect their master.
@@ -234,7 +234,7 @@ class HaAdmin(AdminClient):
     def pause_failover(
         self, broker_name: str, *, paused: bool = True, epoch: int = 0
     ) -> PauseFailoverResponse:
-        """Has no replica of a group stand because the master is missed, or again.
+        """Pauses or resumes the automatic failover of a group.
 
         Handing over goes on to work, and a master that comes back leads again. Any replica serves
         the request, so that it works without a master, too.

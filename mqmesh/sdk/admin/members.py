@@ -52,7 +52,7 @@ class MemberClient(QueryClient, GroupAdmin):
         raise refusal
 
     def hand_to(self, message_id: str, group: str, client_id: str) -> HandedOver:
-        """Has a member of a group consume a message at once; no offset moves, nothing is retried.
+        """Hands a message to a member of a group, which consumes it at once; no offset moves.
 
         The listener sees that by ``message.is_handed_over``.
 

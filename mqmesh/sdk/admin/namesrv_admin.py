@@ -72,7 +72,7 @@ class NamesrvAdmin(AdminClient):
     # ---- Key/value configuration -----------------------------------------------------
 
     def put_kv(self, namespace: str, key: str, value: str) -> NamesrvChange:
-        """Leaves a small text for clients and brokers.
+        """Stores a small text under a key, for clients and brokers.
 
         Args:
             namespace: 1 to 255 characters.
@@ -153,7 +153,7 @@ class NamesrvAdmin(AdminClient):
     # ---- Draining --------------------------------------------------------------------
 
     def drain(self, broker_name: Name) -> Draining:
-        """Takes a broker's right to be written to out of all routes: producers go elsewhere.
+        """Drains a broker: routes lose its right to be written to, so producers go elsewhere.
 
         Consumers go on reading it; when they are done it can be stopped. It lasts, also over
         restarts of the broker and of name servers, until ``undrain``.
@@ -165,7 +165,7 @@ class NamesrvAdmin(AdminClient):
         return self._set_draining(broker_name, restore=False)
 
     def undrain(self, broker_name: Name) -> Draining:
-        """Gives a drained broker back to producers.
+        """Ends the drain of a broker: producers use it again.
 
         Raises:
             BrokerError: No name server knows the broker.

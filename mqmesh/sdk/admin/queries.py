@@ -278,7 +278,7 @@ class QueryClient(AdminClient):
 
 
 def parse_offset_message_id(text: str) -> tuple[str, int, int]:
-    """Takes an offset message id apart.
+    """Parses an offset message id.
 
     Returns:
         The broker's ``host:port``, commit-log offset, and ordinal inside the batch.

@@ -138,7 +138,7 @@ class Producer:
     async def request(
         self, message: Message, timeout_ms: int | None = None, **choice: Unpack[QueueChoice]
     ) -> Message:
-        """Asks and awaits the reply; arguments, result and errors as of ``mqmesh``'s."""
+        """Sends a request and awaits the reply; arguments, result and errors as of ``mqmesh``'s."""
         await self._ready(message, timeout_ms)
         future = self._inner.request_async(message, timeout_ms=timeout_ms, **choice)
         return await asyncio.wrap_future(future)

@@ -88,11 +88,11 @@ class Transaction:
         return self._inner.is_ended
 
     async def commit(self) -> None:
-        """Ends the transaction well; errors as of ``mqmesh``'s."""
+        """Commits the transaction; errors as of ``mqmesh``'s."""
         await asyncio.to_thread(self._inner.commit)
 
     async def rollback(self) -> None:
-        """Ends the transaction: no consumer ever sees the message; errors as of ``commit``."""
+        """Rolls the transaction back: no consumer sees the message; errors as of ``commit``."""
         await asyncio.to_thread(self._inner.rollback)
 
 

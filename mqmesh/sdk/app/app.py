@@ -149,7 +149,7 @@ class App:
         exactly_once: bool = False,
         **options: Unpack[PushConsumerKeywords],
     ) -> Callable[[Function], Function]:
-        """Has a function handle the messages of a topic; before ``start``.
+        """Registers a function as handler of a topic's messages; before ``start``.
 
         Args:
             topic: Topic; it need not exist yet.

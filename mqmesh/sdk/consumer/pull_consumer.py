@@ -232,7 +232,7 @@ class PullConsumer(GroupConsumer[FetchBuffer]):
     # ---- Which queues ----------------------------------------------------------------
 
     def subscribe(self, topic: str, expression: Wanted = "*") -> None:
-        """Takes part in a topic; before or after ``start``.
+        """Subscribes to a topic; before or after ``start``.
 
         Args:
             topic: Topic; it need not exist yet.
@@ -253,7 +253,7 @@ class PullConsumer(GroupConsumer[FetchBuffer]):
         self._subscribed[topic] = selector
 
     def assign(self, queues: Iterable[MessageQueue]) -> None:
-        """Takes these queues and no others, regardless of other members.
+        """Assigns these queues and no others, regardless of other members.
 
         Once started, it waits until they can be polled.
 
@@ -348,7 +348,7 @@ class PullConsumer(GroupConsumer[FetchBuffer]):
         return found
 
     def pause(self, *queues: MessageQueue) -> None:
-        """Lets polls pass over queues, all by default, until ``resume``.
+        """Pauses queues, all by default: polls pass over them until ``resume``.
 
         Raises:
             InvalidArgument: A queue is not assigned.
@@ -374,7 +374,7 @@ class PullConsumer(GroupConsumer[FetchBuffer]):
         return self._buffer(queue).position
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Goes on at an offset.
+        """Moves to an offset.
 
         Args:
             queue: An assigned queue.
@@ -397,7 +397,7 @@ class PullConsumer(GroupConsumer[FetchBuffer]):
         self._move(queue, offset)
 
     def seek_to_begin(self, *queues: MessageQueue) -> None:
-        """Goes on at the first message of queues, all assigned ones by default.
+        """Moves to the first message of queues, all assigned ones by default.
 
         Raises:
             MQMeshError: As ``seek``.
@@ -406,7 +406,7 @@ class PullConsumer(GroupConsumer[FetchBuffer]):
             self._move(queue, self._bounds(queue).min_queue_offset)
 
     def seek_to_end(self, *queues: MessageQueue) -> None:
-        """Goes on behind the last message of queues, all assigned ones by default.
+        """Moves behind the last message of queues, all assigned ones by default.
 
         Raises:
             MQMeshError: As ``seek``.
@@ -415,7 +415,7 @@ class PullConsumer(GroupConsumer[FetchBuffer]):
             self._move(queue, self._bounds(queue).max_queue_offset)
 
     def seek_to_time(self, timestamp_ms: int, *queues: MessageQueue) -> None:
-        """Goes on at the first message stored at or after a time.
+        """Moves to the first message stored at or after a time.
 
         Args:
             timestamp_ms: Milliseconds since 1970.

@@ -270,7 +270,7 @@ class PushConsumer(GroupConsumer[PushSink]):
     # ---- What to consume -------------------------------------------------------------
 
     def subscribe(self, topic: str, expression: Wanted = "*", *, listener: Listener) -> None:
-        """Takes part in a topic; before or after ``start``.
+        """Subscribes to a topic; before or after ``start``.
 
         All members of a group must subscribe to the same topics with the same expressions.
 

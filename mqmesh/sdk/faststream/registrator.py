@@ -89,7 +89,7 @@ class MQMeshRegistrator(Registrator[Delivery, MQMeshBrokerConfig]):
         exactly_once: bool = False,
         **options: Unpack[SubscriberKeywords],
     ) -> MQMeshSubscriber:
-        """Has a function handle the messages of a topic; without one, see ``get_one``.
+        """Registers a function as handler of a topic's messages; without one, see ``get_one``.
 
         Args:
             topic: Topic; it need not exist yet.

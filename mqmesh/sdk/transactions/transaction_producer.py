@@ -282,7 +282,7 @@ class TransactionProducer(Producer):
         priority: int | None = None,
         timeout_ms: int | None = None,
     ) -> TransactionFuture:
-        """Does the same without waiting; the local transaction runs in a thread of the producer's.
+        """Does the same as ``send_message_in_transaction`` in a thread of the producer.
 
         Half messages and decisions of transactions that are in flight together share requests.
 
@@ -552,7 +552,7 @@ class Transaction:
         return is_safe(self.send_result)
 
     def commit(self) -> None:
-        """Ends the transaction well: the message goes out.
+        """Commits the transaction: consumers get the message.
 
         Raises:
             TransactionConflict: It had ended otherwise before.
@@ -561,7 +561,7 @@ class Transaction:
         self.end(Decision.COMMIT)
 
     def rollback(self) -> None:
-        """Ends the transaction: no consumer ever sees the message; errors as of ``commit``."""
+        """Rolls the transaction back: no consumer sees the message; errors as of ``commit``."""
         self.end(Decision.ROLLBACK)
 
     def end(self, decision: Decision) -> None:
