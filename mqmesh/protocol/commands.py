@@ -73,10 +73,10 @@ class Right(enum.StrEnum):
     FILTER = "FILTER"
     """Right to upload filters in Python for the groups."""
     VIEW_OWN = "view or SUB"
-    """Right to see how the topics and groups are, of readers as well as of those that may see
-    everything: what belongs to a group is its members'."""
+    """Right to see the state of the topics and groups. Their readers have it, because the data of a
+    group belong to its members, and so have users that may see everything."""
     ADMIN_OWN = "admin or SUB"
-    """Right to change what belongs to the group and the topics, of their readers, too."""
+    """Right to change the state of the group and the topics; their readers have it, too."""
     VIEW = "view"
     """Right to see how everything is; changes nothing."""
     ADMIN = "admin"

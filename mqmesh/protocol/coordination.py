@@ -188,8 +188,8 @@ class WatchRecordsRequest(msgspec.Struct, array_like=True, frozen=True, gc=False
     """WATCH_RECORDS: has the coordinator send NOTIFY_RECORD by this connection: of each of these
     keys once, then when its record, a session or a presence changes; of no other key.
 
-    The answer may come before the first of them or later. The client asks again on every new
-    connection, and each 10 s.
+    The answer may come before the first of them or later. The client repeats the request on every
+    new connection, and each 10 s.
 
     Attributes:
         keys: Of the records.

@@ -39,9 +39,9 @@ class GroupConfig(msgspec.Struct, array_like=True, frozen=True, gc=False):
         group: Name.
         consume_enable: Members may pull.
         consume_broadcast_enable: Members may pull with BROADCASTING.
-        retry_max_times: A message that was sent back as often becomes a dead letter, whatever
-            the consumer says; -1 leaves it to the consumer. Ordered consumers do not send back,
-            and go by their own ``max_reconsume_times``.
+        retry_max_times: A message that was sent back as often becomes a dead letter, regardless of
+            the consumer's setting; -1 leaves it to the consumer. Ordered consumers do not send
+            back, and go by their own ``max_reconsume_times``.
         notify_consumer_ids_changed_enable: Members are notified at once when others come and go.
         retry_delays: Delays of the retries, ``10s 30s 1m`` or ``exp 1s x2 max 2h jitter 20%``;
             empty for the delay levels of the broker. See ``policies.parse_retry_delays``.

@@ -217,7 +217,7 @@ class QueryConsumerOffsetRequest(msgspec.Struct, array_like=True, frozen=True, g
     """QUERY_CONSUMER_OFFSET: committed offsets of a group in queues of this broker, and the claim
     of a member to them.
 
-    A member that was given queues asks with its ``client_id`` and so claims them. A claim of an
+    A member that was given queues queries with its ``client_id`` and so claims them. A claim of an
     earlier generation ends, and commits and pulls of the earlier member are refused from then on.
     Within one generation a queue has one member, until it gives the queue back by UNLOCK_BATCH_MQ.
     A claim outlives the membership: a member that was removed and came back may commit, under its

@@ -36,7 +36,7 @@ class QueryMessageRequest(msgspec.Struct, array_like=True, frozen=True, gc=False
         begin_timestamp: Smallest store timestamp, ms since 1970 UTC.
         end_timestamp: Largest store timestamp, ms since 1970 UTC.
         max_count: Messages to return.
-        max_bytes: Stop when the messages have as many bytes; one is returned whatever it has.
+        max_bytes: Stop when the messages have as many bytes; one is returned, of any size.
 
     Errors:
         TOPIC_NOT_EXIST: No such topic.
@@ -59,12 +59,12 @@ class QueryMessageByIdRequest(msgspec.Struct, array_like=True, frozen=True, gc=F
     QUERY_MESSAGE.
 
     That is the message, and its copies that wait for a retry or are dead letters. A client that
-    does not know which broker has the message asks all.
+    does not know which broker has the message sends the request to all.
 
     Attributes:
         message_id: 32 hex digits: producer id and sequence.
         max_count: Messages to return.
-        max_bytes: Stop when the messages have as many bytes; one is returned whatever it has.
+        max_bytes: Stop when the messages have as many bytes; one is returned, of any size.
 
     Errors:
         MESSAGE_ILLEGAL: Not 32 hex digits.

@@ -161,7 +161,7 @@ class RegisterBrokerRequest(msgspec.Struct, array_like=True, frozen=True, gc=Fal
         epoch: Of its log. Of two masters the one with the higher epoch is the group's.
         is_elected: The replicas of its group elect their master.
         since: With ``topics`` None: the version that ``changed`` and ``deleted`` start from. A name
-            server that has another version asks for the whole table.
+            server that has another version requests the whole table.
         changed: Topics that were created or changed since that version.
         deleted: Names of topics that were deleted since that version.
 
@@ -196,7 +196,7 @@ class RegisterBrokerResponse(msgspec.Struct, array_like=True, frozen=True, gc=Fa
         need_topics: The name server has another version: register again with the topics.
         wiped_write_perm: An administrator drains this broker.
         access_version: Of the name server's access list, 0 for none; a broker with an older one
-            asks for it by GET_ACCESS_LIST.
+            requests it by GET_ACCESS_LIST.
     """
 
     need_topics: bool = False

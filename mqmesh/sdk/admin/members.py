@@ -16,7 +16,7 @@ HAND_TO_TIMEOUT_MS: Final = 15_000
 
 
 class MemberClient(QueryClient, GroupAdmin):
-    """Client that asks members of consumer groups, a request at a time, in the caller's thread."""
+    """Client for requests to members of consumer groups, one at a time, in the caller's thread."""
 
     def running_info(self, group: str, client_id: str, *, with_stacks: bool = False) -> RunningInfo:
         """Return the state of a running consumer: settings, queues, messages at hand, and its work.

@@ -31,9 +31,9 @@ MAX_NAMESRVS: Final = 16
 CREDENTIALS_VARIABLE: Final = "MQMESH_CREDENTIALS"
 NAMESPACE_VARIABLE: Final = "MQMESH_NAMESPACE"
 WHOLE_CLUSTER: Final = ""
-"""Namespace of processes that serve the whole cluster, as the exporter and the console, whatever
-their environment says: a namespace would hide what is of others, and shorten names that are to
-differ for people and in metrics."""
+"""Namespace of processes that serve the whole cluster, as the exporter and the console, regardless
+of their environment: a namespace would hide topics and groups of others, and shorten names that
+are to differ for people and in metrics."""
 
 NamesrvAddr = str | Sequence[str]
 """Name servers: one text, separated by commas or semicolons, or a text for each."""

@@ -85,7 +85,7 @@ class BrokerNetwork(Protocol):
 
     @property
     def request(self) -> "MasterRequest":
-        """Function that asks a broker group's master, ``MasterRequests.request``."""
+        """Function that sends a request to a broker group's master, ``MasterRequests.request``."""
 
     def post(self, callback: Callable[[], None]) -> None:
         """Call back in the loop, soon; from any thread.

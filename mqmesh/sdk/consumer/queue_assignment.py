@@ -1,4 +1,4 @@
-"""Assignment of queues to a member: asks a broker for the group's members, and allocates."""
+"""Assignment of queues to a member: gets the group's members from a broker, and allocates."""
 
 import logging
 from collections import defaultdict

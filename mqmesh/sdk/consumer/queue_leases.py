@@ -165,7 +165,7 @@ class QueueLeases:
             self._renew(broker_name, self._of(broker_name))
 
     def tick(self) -> None:
-        """Prolongs leases, renews locks, and asks for those that are in doubt."""
+        """Prolongs leases, renews locks, and requests those that are in doubt."""
         now_ms = self._clock.boot_ms()
         stood_still = now_ms - self._ticked_ms >= TRUST_MS
         self._ticked_ms = now_ms

@@ -38,7 +38,7 @@ from mqmesh.transport.interface import Transport
 CALL_MS: Final = 1_000
 """A call waits so much longer for its outcome than a settlement is tried, or than brokers wait."""
 LOOK_AGAIN_MS: Final = 1_000
-"""A receive asks again after so long, in case a broker has come since."""
+"""A receive sends new requests after so long, in case a broker has come since."""
 
 _log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ asyncio and a step of a simulation drive the same code::
     messages = next(calls)
     messages = calls.send(turn.work.listener(messages))  # until StopIteration
 
-The lock ``changed`` guards what waits. It is the last that a thread takes: under it nothing is
+The lock ``changed`` guards waiting work. It is the last that a thread takes: under it nothing is
 called that could wait.
 """
 
@@ -41,8 +41,8 @@ from mqmesh.transport.interface import Condition
 _SUCCESS: Final = ConsumeResult.SUCCESS
 
 Calls = Generator[list[StoredMessage], object, None]
-"""Yields what to call the listener with, a list that may be changed; is sent what it returned or
-raised. After ``Ended`` it yields nothing more, and other workers go on."""
+"""Yields the messages of each call, a list that may be changed, and is sent the listener's result
+or error. After ``Ended`` it yields nothing more, and other workers go on."""
 
 
 class Turn(NamedTuple):
@@ -94,7 +94,7 @@ class ConsumeService(ABC):
     """Messages to be consumed. Methods are for the client loop, unless stated.
 
     Args:
-        changed: Guards what waits, and wakes workers.
+        changed: Guards waiting work, and wakes workers.
         now_ns: Monotonic clock.
 
     Attributes:
@@ -151,7 +151,7 @@ class ConsumeService(ABC):
 
     @abstractmethod
     def waiting(self) -> dict[QueueWork, Waiting]:
-        """Return what no worker has begun."""
+        """Return messages that no worker has begun."""
 
     @abstractmethod
     def close(self) -> None:
@@ -179,7 +179,7 @@ class ConsumeService(ABC):
         """Messages that are with listeners now; from any thread."""
         with self.changed:
             turns = list(self._turns)
-        own = [turn for turn in turns if turn.work.topic]  # what was handed over is in no queue
+        own = [turn for turn in turns if turn.work.topic]  # handed-over messages are in no queue
         return [message for turn in own for message in _at_hand(seen(turn))]
 
     def tallies(self) -> dict[str, Tally]:
@@ -198,7 +198,7 @@ class ConsumeService(ABC):
 
     @abstractmethod
     def _add_begun(self, tallies: dict[str, Tally]) -> None:
-        """Adds what was begun and does not stand in ``_tallies`` yet; under the lock."""
+        """Adds begun messages that do not stand in ``_tallies`` yet; under the lock."""
 
     @abstractmethod
     def give_up(self, turn: Turn) -> None:
@@ -261,7 +261,7 @@ class ConcurrentService(ConsumeService):
         Args:
             listener: Listener to call.
             message: The message.
-            on_done: Called by a worker with what the listener returned or raised.
+            on_done: Called by a worker with the listener's result or error.
 
         Returns:
             Takes it back; True if no worker has begun it, and none will.
