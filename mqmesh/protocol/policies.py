@@ -2,8 +2,8 @@
 
 import re
 from functools import lru_cache
+from hashlib import blake2b
 from typing import Final
-from zlib import crc32
 
 import msgspec
 
@@ -50,13 +50,15 @@ class RetryDelays(msgspec.Struct, frozen=True):
 
         Args:
             times: Retries of the message before this one, from 0.
-            message_id: Its id, of which jitter is made.
+            message_id: Its id, or its place, of which jitter is made.
         """
         beyond = min(max(times - len(self.steps_ms) + 1, 0), _MOST_EXPONENT)
         step_ms = self.steps_ms[min(times, len(self.steps_ms) - 1)]
         delay_ms = min(step_ms * self.factor**beyond, self.max_ms)
         if self.jitter_percent:
-            part = crc32(f"{message_id}/{times}".encode()) / _HASHES * 2 - 1
+            # A checksum would be nearly the same for ids that differ in their last digits.
+            digest = blake2b(f"{message_id}/{times}".encode(), digest_size=4).digest()
+            part = int.from_bytes(digest, "little") / _HASHES * 2 - 1
             delay_ms *= 1 + part * self.jitter_percent / 100
         return min(max(round(delay_ms), 1), MAX_DELAY_MS)
 

@@ -43,6 +43,13 @@ def test_jitter_is_within_its_share_and_the_same_on_a_repeat():
     assert 9_900 < sum(every) / len(every) < 10_100
 
 
+@pytest.mark.parametrize("first", ["orders/0/", "E7F9298A44C1BEEF0000000000000"])
+@pytest.mark.parametrize("times", [0, 3])
+def test_jitter_takes_messages_apart_that_were_sent_one_after_the_other(first, times):
+    found = [delays("10s jitter 20%", 4, f"{first}{number:03X}")[times] for number in range(16)]
+    assert max(found) - min(found) > 2_000
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
