@@ -73,6 +73,36 @@ def test_a_riddle_is_found():
     assert not riddles({"a": 'def f():\n    """Return the batch to send."""'})
 
 
+HEADLESS = re.compile(
+    r"""(?:^\s*|[.:;]\s|\"\"\"|\#\s)
+    (?P<word>Who|What|Whom|Whose|Whoever|Whatever|Whichever|Nobody|Somebody|Anybody)\s[^?\n]*$""",
+    re.MULTILINE | re.VERBOSE,
+)
+"""A sentence of a docstring or comment whose subject is no noun; questions may begin so."""
+
+
+def headless(files: dict[str, str]) -> list[str]:
+    """Find sentences without a noun for their subject."""
+    return [
+        f"{path}:{source.count(chr(10), 0, found.start('word')) + 1} begins with {found['word']}"
+        for path, source in files.items()
+        for found in HEADLESS.finditer(source)
+    ]
+
+
+def test_sentences_name_their_subjects(modules):
+    assert headless(modules) == []
+
+
+def test_a_sentence_without_a_subject_is_found():
+    assert headless({"a": 'x = 1\n"""A log. What is left goes."""'}) == ["a:2 begins with What"]
+    assert headless({"a": "# Nobody asks."}) == ["a:1 begins with Nobody"]
+    assert headless({"a": '    """Do.\n\n    Args:\n        a: Who asks.'}) == [
+        "a:4 begins with Who"
+    ]
+    assert not headless({"a": '"""Return what is left. What is it?"""'})
+
+
 PRIVATE_WORDS = {
     "whoever": "the noun: client, user, program",
     "told": "notified, reported, returned",
