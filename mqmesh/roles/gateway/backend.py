@@ -55,17 +55,17 @@ class GatewayBackend:
             commands of brokers, and what is notified of their connections.
         clock: Source of time.
         ports: Addresses of broker groups.
-        chance: For keys and ids.
+        chance: Source of chance for keys and ids.
 
     Attributes:
-        handlers: By request code.
+        handlers: Handlers by request code.
         members: Clients at broker groups.
         sends: Sends to brokers.
         cache: Messages that pulls left.
         consuming: Handlers of consumers.
         transactions: Half messages.
         upstream: Way to the brokers.
-        key: Of the gateway as a producer.
+        key: Key of the gateway as a producer.
         grpc: Serves clients by gRPC with the same keys; None for none.
     """
 

@@ -48,7 +48,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
         namesrv_addr: Name servers of the cluster, ``host:port`` each.
         use_ipc: Prefer the brokers' Unix sockets when they run on this machine.
-        security: Its keys; see docs/security.md.
+        security: Keys of the gateway; see docs/security.md.
         users_file: With security on: file of the users of RocketMQ's clients, which sign their
             requests; "" for none, but for `mqmesh up`, which takes gateway-users.toml of
             data_dir/security. Read again when it changes.
@@ -57,7 +57,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         tls_cert_file: Certificate, PEM, followed by those that vouch for it: clients may speak TLS
             at every port then. Read again when it changes; "" for one that `mqmesh gateway` makes
             for itself.
-        tls_key_file: Its private key, PEM, without a passphrase.
+        tls_key_file: Private key of the certificate, PEM, without a passphrase.
         tls_only: End connections that speak plain text.
 
         max_connections: Connections at a time, 1 to 100,000; also clients at broker groups.

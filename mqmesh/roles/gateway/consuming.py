@@ -98,11 +98,11 @@ class PulledRun(msgspec.Struct, eq=False):
     Attributes:
         first: Offset from which on they are all that the subscription wants.
         next: Offset behind them.
-        offsets: Of the messages.
+        offsets: Queue offsets of the messages.
         messages: The messages.
         size: Bytes of the messages.
         bounds: First and last offset of the queue when they came.
-        came_ms: When they came, monotonic clock.
+        came_ms: Time of their arrival, monotonic clock.
     """
 
     first: int

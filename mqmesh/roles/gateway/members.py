@@ -80,12 +80,12 @@ class GatewayMember(msgspec.Struct, eq=False):
     Attributes:
         broker_name: Broker group.
         client_id: The client.
-        session: Its newest connection.
+        session: Newest connection of the member.
         heartbeat: The last one, as it is passed on.
         generations: Of its groups, as the broker said last.
         claims: Generation in which each queue was claimed.
         epochs: Epoch of the log at the last pull of each queue.
-        tokens: Of its locks.
+        tokens: Tokens of its locks.
         is_known: The broker has taken a heartbeat of it.
         beats: Heartbeats that came.
     """

@@ -123,7 +123,7 @@ def to_message(
 
     Args:
         topic: Where to.
-        body: Its body, not compressed.
+        body: Body of the message, not compressed.
         properties: As the client wrote them. Those that only mqmesh sets are left out.
         flag: The user's number.
         now_ms: Wall clock, for delays.
@@ -249,7 +249,7 @@ def offset_message_id(address: Address, offset: int) -> str:
     """Return the id by which RocketMQ's clients find a message without an index.
 
     Args:
-        address: Of the broker group.
+        address: Address of the broker group.
         offset: ``log_offset``.
     """
     return f"{_id_head(address.host, address.port)}{offset:016X}"
@@ -264,7 +264,7 @@ def recall_handle(broker_name: str, message: Message, message_id: str) -> str:
     Args:
         broker_name: Broker group that has the message.
         message: The message.
-        message_id: Its id at mqmesh.
+        message_id: Id of the message at mqmesh.
     """
     unique = message.property(UNIQ_KEY, "") or message_id
     fields = ("v1", message.topic, broker_name, str(message.deliver_at_ms), unique, message_id)
@@ -294,7 +294,7 @@ def to_record(message: StoredMessage, address: Address, half_group: str = "") ->
 
     Args:
         message: The message.
-        address: Of its broker group.
+        address: Address of its broker group.
         half_group: Producer group, for a half message whose producer is queried about its outcome.
     """
     info = message.info

@@ -71,7 +71,7 @@ class Producing:
         ports: Addresses of broker groups.
         transactions: Notes half messages.
         send_backs: Takes messages that consumers send to retry topics by themselves.
-        clock: For delays.
+        clock: Clock for delays.
     """
 
     def __init__(

@@ -52,8 +52,8 @@ class GatewayReplies:
         upstream: Way to the brokers.
         members: Clients that are connected here.
         ports: Addresses of broker groups.
-        clock: For delays.
-        chance: For numbers of tries.
+        clock: Clock for delays.
+        chance: Source of chance for numbers of tries.
     """
 
     def __init__(

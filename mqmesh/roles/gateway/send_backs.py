@@ -73,7 +73,7 @@ class GatewaySendBacks:
             session: Connection of the consumer.
             request: The send.
             retry_topic: Topic of the send: ``%RETRY%`` and the group.
-            properties: Of the message.
+            properties: Properties of the message.
 
         Raises:
             RemoteProtocolError: The message says no id or no topic.

@@ -59,9 +59,9 @@ class Stored(msgspec.Struct, frozen=True):
         status: ``SendStatus``.
         base_queue_offset: Queue offset of the first message of their batch; of half messages, in
             the half topic.
-        commitlog_offset: Where their batch begins in the log.
-        ordinal: Of the first one in the batch.
-        first_sequence: Of the first message of the batch.
+        commitlog_offset: Commit-log offset of their batch.
+        ordinal: Ordinal of the first one in the batch.
+        first_sequence: Sequence of the first message of the batch.
     """
 
     status: int
@@ -114,14 +114,14 @@ class Sends:
 
     Args:
         outbox: Makes the outbox that carries the requests of this source.
-        clock: Of the loop.
-        key: Of the gateway as a producer, see ``producer_key``.
+        clock: Clock of the loop.
+        key: Key of the gateway as a producer, see ``producer_key``.
         born_host: The gateway, as stored messages name it.
         follow: Called with a refusal that names another master, and the broker group.
         max_waiting_bytes: Bodies that may wait; more are refused.
 
     Attributes:
-        producer_id: Of the gateway as a producer.
+        producer_id: Producer id of the gateway.
         messages: Messages that were stored.
         waiting_bytes: Bytes of bodies without an outcome.
     """

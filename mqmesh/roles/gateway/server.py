@@ -67,7 +67,7 @@ class GatewayServer:
 
     Args:
         config: Settings.
-        transport: Of the process.
+        transport: Transport of the process.
         clock: Source of time, the loop's by default.
 
     Raises:

@@ -106,7 +106,7 @@ class Handler(Protocol):
         """Handle a request.
 
         Raises:
-            MQMeshError: Why it is refused.
+            MQMeshError: Reason why the request is refused.
         """
 
 
@@ -118,13 +118,13 @@ class ClientConnection(abc.ABC):
 
     Args:
         stream: The connection.
-        limits: Its limits.
+        limits: Limits of the session.
         now_ms: Monotonic clock.
 
     Attributes:
         peer: Address of the client.
         is_closed: Nothing is answered any more.
-        last_seen_ms: When something came last, monotonic clock.
+        last_seen_ms: Time of its last bytes, monotonic clock.
         access_key: User that signed its first request, "" for none; None before that.
     """
 
@@ -184,7 +184,7 @@ class RemotingSession(ClientConnection):
         broker_name: Broker group whose port it came to; "" for that of the name server.
         admit: Returns the handlers, by request code, that a request may have; raises
             ``NoPermission`` for none.
-        limits: Its limits.
+        limits: Limits of the session.
         now_ms: Monotonic clock.
         on_end: Called when it is over.
         on_broken: Called with a sentence when what came is no remoting.
@@ -288,8 +288,8 @@ class RemotingSession(ClientConnection):
 
         Args:
             code: Request code.
-            fields: Of the header.
-            body: Its body.
+            fields: Fields of the header.
+            body: Body of the request.
             on_answer: Called with the answer; with None when the connection ends before, or when
                 no client waits for the answer any more.
 

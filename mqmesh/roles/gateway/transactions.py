@@ -59,8 +59,8 @@ class GatewayTransactions:
         upstream: Way to the brokers.
         members: Producers that may be queried.
         ports: Addresses of broker groups.
-        producer_id: Of the gateway, whose half messages they are for the brokers.
-        key: Of the gateway as a producer, which proves that.
+        producer_id: Producer id of the gateway; for brokers the half messages are its own.
+        key: Key of the gateway as a producer, which proves that.
     """
 
     def __init__(

@@ -41,7 +41,7 @@ class Upstream:
     """Routes and connections of the gateway.
 
     Args:
-        transport: Of the process.
+        transport: Transport of the process.
         namesrv_addr: Name servers, ``host:port`` each.
         use_ipc: Reach brokers of this machine by their Unix sockets.
         on_groups: Called with the broker groups after each query.
@@ -49,7 +49,7 @@ class Upstream:
         on_broker: Called when the connection to a broker was made or broke.
 
     Attributes:
-        loop: Of the process.
+        loop: Loop of the process.
         routes: Cache of routes.
         groups: Broker groups, as a name server listed them last.
         brokers: The connections to masters.

@@ -24,7 +24,7 @@ class GatewayUser(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """A user of RocketMQ's clients.
 
     Attributes:
-        access_key: Its name, as clients send it.
+        access_key: Name of the user, as clients send it.
         secret_key: Key of its signatures, at least 8 characters.
         credentials: Path of a file with the keys of a user of mqmesh, whose rights it has.
     """
@@ -48,7 +48,7 @@ def parse_users(text: str, name: str) -> dict[str, GatewayUser]:
 
     Args:
         text: TOML: a table ``[[user]]`` for each.
-        name: Of the file, for errors.
+        name: Name of the file, for errors.
 
     Returns:
         Users by access key.
@@ -100,8 +100,8 @@ def sign(fields: Mapping[str, str], body: bytes, secret: bytes) -> bytes:
     """Return the signature of a request, as RocketMQ's clients make it.
 
     Args:
-        fields: Of its header.
-        body: Its body.
+        fields: Fields of the request's header.
+        body: Body of the request.
         secret: The user's secret key.
     """
     texts = [value for name, value in sorted(fields.items()) if name not in _UNSIGNED]

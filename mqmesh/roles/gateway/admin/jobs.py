@@ -44,7 +44,7 @@ class JobAnswer(msgspec.Struct):
 
     Attributes:
         body: Encoded as JSON unless it is bytes.
-        fields: Of the header.
+        fields: Fields of the header.
         code: ``RemotingStatus``.
         remark: Why that is no success.
     """

@@ -50,7 +50,7 @@ def sign_date(date: str, secret: str) -> str:
     """Return the signature of a call, as RocketMQ's clients make it.
 
     Args:
-        date: Its header ``x-mq-date-time``.
+        date: Header ``x-mq-date-time`` of the call.
         secret: The user's secret key.
     """
     return hmac.new(secret.encode(), date.encode(), hashlib.sha1).hexdigest().upper()

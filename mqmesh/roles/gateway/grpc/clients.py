@@ -98,20 +98,20 @@ class GrpcClient(msgspec.Struct, eq=False):
     """A client.
 
     Attributes:
-        client_id: Its id.
-        language: Its language, and version of its library.
+        client_id: Id of the client.
+        language: Language of the client, and version of its library.
         version: See ``language``.
         kind: ``ClientType``.
         group: Consumer group; "" for producers.
-        subscriptions: By topic.
+        subscriptions: Subscriptions by topic.
         produced: Topics that it sends transactions for; each is a producer group of its own.
         delivery: Mode of its group, once that is known.
         has_schedule: It knows when to try again what failed; else the group's schedule counts.
-        sessions: Its connections.
-        streams: Its Telemetry streams.
+        sessions: Connections of the client.
+        streams: Telemetry streams of the client.
         brokers: Broker groups that know it.
         receives: Receives and pulls without a broker's answer, by broker group.
-        last_seen_ms: When it sent a call last, monotonic clock.
+        last_seen_ms: Time of its last call, monotonic clock.
     """
 
     client_id: str

@@ -56,7 +56,7 @@ def read_message(sent: GrpcMessage, now_ms: int, most_bytes: int = MAX_BODY_BYTE
         most_bytes: Longest body, decompressed.
 
     Raises:
-        RefusedCall: Its id, body, properties or kind are wrong.
+        RefusedCall: The message's id, body, properties or kind are wrong.
         InvalidArgument: The same of what mqmesh says about messages.
     """
     system = sent.system_properties
@@ -124,7 +124,7 @@ def write_message(
     Args:
         message: The message.
         system: System properties beside those that follow from the message: of a delivery.
-        namespace: That of its reader.
+        namespace: Namespace of its reader.
     """
     info = message.info
     own = dict(message.properties or {})

@@ -19,8 +19,8 @@ class GrpcFront:
 
     Args:
         admit: Returns the methods that a call may have, by its headers; raises ``NoPermission``.
-        limits: Of one connection.
-        clock: Of the loop.
+        limits: Limits of one connection.
+        clock: Clock of the loop.
         soon: Calls back in the next turn of the loop.
         on_broken: Called with a sentence when what came is no gRPC.
     """

@@ -45,9 +45,9 @@ class TransactionHandle(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     Attributes:
         broker_name: Broker group.
-        base_queue_offset: Of its batch, in the half topic.
-        producer_id: Of its batch.
-        first_sequence: Of its batch.
+        base_queue_offset: Queue offset of its batch, in the half topic.
+        producer_id: Producer id of its batch.
+        first_sequence: First sequence of its batch.
         ordinal: In its batch.
         hidden: The proof, as ``Handles.hide`` gives it.
     """
@@ -90,7 +90,7 @@ class Handles:
     """Maker and reader of handles.
 
     Attributes:
-        secret: Of the gateway, or of all that share it; 32 bytes, set before the first call.
+        secret: Secret of the gateway, or of all that share it; 32 bytes, set before the first call.
     """
 
     def __init__(self) -> None:

@@ -129,7 +129,7 @@ class ClientLease(msgspec.Struct, eq=False):
         is_renewed: The gateway renews it for the client.
         source: Connection that it was given by.
         given_ms: When that was, monotonic clock.
-        planned_ms: When it is looked at next, monotonic clock; 0 for not.
+        planned_ms: Time of its next check, monotonic clock; 0 for none.
         asked: Number of extensions of it without an answer.
     """
 

@@ -64,8 +64,8 @@ class GrpcProducing:
         sends: Sends to brokers.
         transactions: Sends decisions about half messages.
         handles: Makes transaction ids and recall handles.
-        key: Of the gateway as a producer, which proves what is its own.
-        clock: For delays.
+        key: Key of the gateway as a producer, which proves its own transactions.
+        clock: Clock for delays.
     """
 
     def __init__(

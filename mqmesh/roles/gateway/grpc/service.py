@@ -38,14 +38,14 @@ class GrpcService:
         cache: Messages that pulls left.
         transactions: Sends decisions about half messages.
         handles: Makes receipts and ids of transactions.
-        key: Of the gateway as a producer.
-        clock: Of the loop.
-        address: Where the gateway listens for gRPC.
+        key: Key of the gateway as a producer.
+        clock: Clock of the loop.
+        address: Address at which the gateway listens for gRPC.
         max_clients: Most clients.
         max_receipts: Most messages that clients have without a report.
 
     Attributes:
-        methods: By path.
+        methods: Methods by path.
         questions: Questions to its clients.
     """
 

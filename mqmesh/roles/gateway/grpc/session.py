@@ -219,7 +219,7 @@ class GrpcSession(ClientConnection):
     Args:
         stream: The connection.
         admit: Returns the methods that a call may have, by its headers; raises ``NoPermission``.
-        limits: Its limits.
+        limits: Limits of the session.
         now_ms: Monotonic clock.
         soon: Calls back in the next turn of the loop.
         on_end: Called when it is over.
