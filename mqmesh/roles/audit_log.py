@@ -40,10 +40,10 @@ class AuditLine(msgspec.Struct, omit_defaults=True):
     """Fields of a line.
 
     Attributes:
-        time: By UTC, to the millisecond.
+        time: Time in UTC, to the millisecond.
         server: Role and name of the server.
         user: User that sent the request.
-        address: Where from, ``host:port``, ``unix`` for a Unix socket, "" for unknown.
+        address: Address of the client, ``host:port``, ``unix`` for a Unix socket, "" for unknown.
         command: Name of the request code.
         topics: Topics that it is about, 8 at most.
         groups: The same of consumer groups.
@@ -70,7 +70,7 @@ class AuditLog:
     """Writer of the audit log.
 
     Args:
-        path: Of the file.
+        path: Path of the file.
         server: Role and name of this process.
         clock: Source of time.
 

@@ -133,7 +133,7 @@ class Dispatch:
     Attributes:
         handlers: By request code, for the command server; changes when ``open`` and ``refuse`` are
             called.
-        counts: By request code.
+        counts: Counts by request code.
         looks_up: Rights are looked up; else every connected peer may do everything.
         audit: Audit function; None for no audit.
     """

@@ -24,7 +24,7 @@ class DocumentSaver:
     Args:
         path: The document's file; its directory exists.
         dump: Makes the document; called in the loop's thread.
-        executor: Where the write, which waits for the disk, is done.
+        executor: Executor for the write, which waits for the disk.
         call_soon: The loop's way to be called from another thread.
     """
 

@@ -80,11 +80,11 @@ class HealthPage:
         loop: Event loop of the process.
         host: Address to listen at.
         port: TCP port, 0 to 65,535; 0 takes a free one.
-        role: Of the process.
-        name: Of the instance.
+        role: Role of the process.
+        name: Name of the instance.
 
     Attributes:
-        address: Where it listens, ``host:port``.
+        address: Address at which it listens, ``host:port``.
 
     Raises:
         ConfigError: The page cannot listen there.

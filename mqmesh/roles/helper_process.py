@@ -24,10 +24,10 @@ class HelperProcess:
     Its standard error is the owner's, and its standard output goes nowhere.
 
     Args:
-        arguments: Of the command line, behind ``mqmesh``.
+        arguments: Arguments of the command line, behind ``mqmesh``.
 
     Attributes:
-        pid: Its process id.
+        pid: Id of the process.
 
     Raises:
         OSError: The process cannot be started.

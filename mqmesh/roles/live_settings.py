@@ -25,7 +25,7 @@ class Overrides(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The document of what was changed; see ``docs/storage-format.md``.
 
     Attributes:
-        version: Of the format.
+        version: Version of the format.
         overrides: Dotted keys, and values as they stand behind ``--set key=``.
     """
 

@@ -103,7 +103,7 @@ class Ready(msgspec.Struct, frozen=True):
     Attributes:
         role: ``namesrv``, ``broker``, …
         name: Name of the instance.
-        endpoint: Where it listens.
+        endpoint: Endpoint at which it listens.
         pid: Process id.
     """
 

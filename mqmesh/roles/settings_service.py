@@ -28,10 +28,10 @@ class SettingsService:
     """Changes settings, one change after the other: on disk first, in force then, answered last.
 
     Args:
-        settings: Of the process.
+        settings: Settings of the process.
         keep: Puts changes on disk.
         on_change: Called when other settings are in force.
-        dispatch: Of the process.
+        dispatch: Dispatch of the process.
     """
 
     def __init__(

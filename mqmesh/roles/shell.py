@@ -60,9 +60,9 @@ class RoleShell:
 
     Args:
         role: Which one.
-        word: Its name in PING: ``broker``, ``namesrv``, …
-        name: Of the instance.
-        transport: Of the process.
+        word: Name of the role in PING: ``broker``, ``namesrv``, …
+        name: Name of the instance.
+        transport: Transport of the process.
         clock: Source of time, the transport's by default.
         max_label_sets: Sets of labels of one metric; further ones are added up in one.
 
@@ -143,7 +143,7 @@ class RoleShell:
         """Makes the command server, which is to be bound.
 
         Args:
-            handlers: Of the role's commands; what has none is refused.
+            handlers: Handlers of the role's commands; a command without one is refused.
             on_disconnect: Called with a peer whose connection broke.
             limits: Limits on peers.
         """

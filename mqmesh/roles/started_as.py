@@ -24,7 +24,7 @@ class StartedAs(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         secured: The role ran with security on.
         follows: The store is a follower's, in a group whose master is set (ha.mode manual).
-        version: Of the document.
+        version: Version of the document.
     """
 
     secured: bool = False

@@ -49,7 +49,7 @@ class CoordinatorServer:
 
     Args:
         config: Settings.
-        transport: Of the process.
+        transport: Transport of the process.
         clock: Source of time, the loop's by default.
     """
 

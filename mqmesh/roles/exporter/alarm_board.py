@@ -27,7 +27,7 @@ class Alarm(msgspec.Struct, frozen=True):
 
     Attributes:
         alarm: Name of the rule.
-        severity: How bad it is.
+        severity: Severity of the alarm.
         labels: Labels of its subject.
         value: Value that was found.
         threshold: Limit that it is beyond.
@@ -51,7 +51,7 @@ class RaisedAlarm(msgspec.Struct):
 
     Attributes:
         alarm: As it was found last.
-        reported_ms: When it was reported last, ms since 1970; 0 for never.
+        reported_ms: Time of its last report, ms since 1970; 0 for never.
     """
 
     alarm: Alarm
@@ -77,7 +77,7 @@ class AlarmBoard:
     """Judge of a cluster's metrics, look by look.
 
     Args:
-        changes: How rules differ from their defaults.
+        changes: Differences of rules from their defaults.
         repeat_s: An alarm that lasts is reported again after so long; 0 for never.
         state: State of before.
     """
@@ -93,7 +93,7 @@ class AlarmBoard:
         """Looks at metrics.
 
         Args:
-            families: Of the whole cluster.
+            families: Metrics of the whole cluster.
             now_ms: Wall clock.
             at_once: Do not wait until something was so for long enough.
 

@@ -51,7 +51,7 @@ class History(msgspec.Struct):
         """Return how much totals grew, and note what they are.
 
         Args:
-            name: Of the exported metric.
+            name: Name of the exported metric.
             sums: The totals of each process, whose labels are the first.
             now_ms: Wall clock.
             window_ms: Since so long ago.
@@ -128,8 +128,8 @@ class AlarmRule(msgspec.Struct, frozen=True):
     """A condition.
 
     Attributes:
-        alarm: Its name.
-        severity: How bad it is.
+        alarm: Name of the alarm.
+        severity: Severity of the alarm.
         threshold: Default limit, in the unit that ``summary`` names.
         for_s: Time in s that the condition must hold.
         by: Labels of the subject of the alarm.

@@ -24,7 +24,7 @@ class ExporterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             and nothing else.
         tls_cert_file: Certificate of the page, PEM, followed by those that vouch for it: the page
             is served by https then, beyond this machine, too. "" for http. Read at the start.
-        tls_key_file: Its private key, PEM, without a passphrase.
+        tls_key_file: Private key of the certificate, PEM, without a passphrase.
 
         namesrv_addr: Name servers, ``host:port`` each; they know the brokers.
         other_addr: Other processes to ask for their metrics, ``host:port`` each: coordinators,
@@ -35,7 +35,7 @@ class ExporterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             MQMESH_CREDENTIALS names.
         server_keys: Public keys of processes of ``other_addr``, by address, where they have not
             the key of the name servers.
-        timeout_ms: For each answer of a process, 100 to 60,000 ms; keep it below the
+        timeout_ms: Time for each answer of a process, 100 to 60,000 ms; keep it below the
             ``scrape_timeout`` of Prometheus.
         min_interval_ms: Requests within so long get the same page, 0 to 600,000 ms.
         forget_ms: A broker that name servers know no more is reported as down for so long, 0 to

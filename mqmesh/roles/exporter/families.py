@@ -66,7 +66,7 @@ class Families:
         """Adds up the series of a counter or gauge that have some labels in common.
 
         Args:
-            name: Of the exported metric.
+            name: Name of the exported metric.
             by: Labels by whose values it sums; one that the exported metric has not is "".
             where: Only series with these values of labels.
 

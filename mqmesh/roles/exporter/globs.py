@@ -55,7 +55,7 @@ class Globs:
     Args:
         topic_glob: Glob of topics. Topics that mqmesh itself uses are kept in any case, except
             retry topics and those of dead letters, which are kept together with their groups.
-        group_glob: Of consumer groups.
+        group_glob: Glob of consumer groups.
     """
 
     def __init__(self, topic_glob: str, group_glob: str) -> None:

@@ -100,7 +100,7 @@ class MonitorRole:
 
     Args:
         monitor: Looks.
-        config: Its settings.
+        config: Settings of the monitor.
     """
 
     def __init__(self, monitor: Monitor, config: MonitorConfig) -> None:

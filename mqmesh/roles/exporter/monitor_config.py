@@ -20,7 +20,7 @@ class RuleChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Difference of an alarm from its default.
 
     Attributes:
-        alarm: Its name.
+        alarm: Name of the alarm.
         group: Only of this consumer group; "" for all.
         topic: Of what waits in this topic, beside the alarm of all topics; "" for that one.
         threshold: In place of the default, 0 to 1e18; in the unit of the rule.
@@ -61,9 +61,9 @@ class NotifyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         log: Write a line for each alarm that begins or ends.
         command: A program and its arguments, started with the alarms as JSON on its standard
             input; none if it is empty. No shell takes part.
-        webhook_url: Where the same JSON is posted, ``http://`` or ``https://``; "" for nowhere.
+        webhook_url: URL to which the same JSON is posted, ``http://`` or ``https://``; "" for none.
             It has the form of Alertmanager's webhook.
-        timeout_s: For the command and the webhook, 1 to 60 s.
+        timeout_s: Time for the command and the webhook, 1 to 60 s.
         repeat_s: An alarm that lasts is reported again after so long, 0 for never.
     """
 
@@ -100,7 +100,7 @@ class MonitorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             MQMESH_CREDENTIALS names.
         server_keys: Public keys of processes of ``other_addr``, by address, where they have not
             the key of the name servers.
-        interval_s: How often it looks, 1 to 3,600 s.
+        interval_s: Interval of the looks, 1 to 3,600 s.
         timeout_ms: Time for each answer of a process, 100 to 60,000 ms.
         max_groups: Consumer groups of each broker that are watched, 0 to 100,000.
         state_file: File for the state of the monitor, so that a restart forgets no alarm, and

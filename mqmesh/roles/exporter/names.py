@@ -42,9 +42,9 @@ class Node(msgspec.Struct, frozen=True):
         cluster: Name of its cluster.
         node_type: ``broker``, ``namesrv``, …
         node_id: Name of the broker group, of a replica with its number; an address for others.
-        endpoint: Where it is.
+        endpoint: Endpoint of the process.
         is_leader: The process is the master of its group.
-        broker_name: Of a broker, its group.
+        broker_name: Group of a broker.
     """
 
     cluster: str
@@ -120,7 +120,7 @@ def broker_series(node: Node, readings: Readings, wall_ms: int) -> Iterator[Seri
 
     Args:
         node: A master.
-        readings: Its metrics.
+        readings: Metrics of the process.
         wall_ms: Wall clock.
     """
 
@@ -168,7 +168,7 @@ def group_series(node: Node, group: GroupTopics, now_ms: int) -> Iterator[Series
     Args:
         node: The broker.
         group: The broker's answer about the group.
-        now_ms: Its wall clock.
+        now_ms: Wall clock of the process.
     """
     for one in topics_of(group):
         is_retry = one.topic == retry_topic(group.group)

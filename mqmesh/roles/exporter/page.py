@@ -20,7 +20,7 @@ class Page:
     Args:
         collector: Makes the next one.
         clock: Source of time.
-        min_interval_ms: How long a page is given again.
+        min_interval_ms: Time for which a page is given again.
     """
 
     def __init__(self, collector: Collector, clock: Clock, min_interval_ms: int) -> None:

@@ -36,7 +36,7 @@ class Rates:
 
         Args:
             key: Which total.
-            total: Its value now; less than before when its process was started again.
+            total: Present value; less than before when its process was started again.
             now_ms: Monotonic clock.
         """
         seen = self._seen.get(key)
@@ -69,7 +69,7 @@ class DayTotals:
 
         Args:
             key: Which total.
-            total: Its value now; less than before when its process was started again.
+            total: Present value; less than before when its process was started again.
             now_ms: Wall clock.
         """
         day = now_ms // DAY_MS

@@ -51,7 +51,7 @@ class RocketMQ4Names:
     """Series of brokers and groups under the names of RocketMQ 4's exporter.
 
     Args:
-        rates: Of totals.
+        rates: Rates of totals.
         days: Totals at midnight.
     """
 
@@ -64,7 +64,7 @@ class RocketMQ4Names:
 
         Args:
             node: The master.
-            readings: Its metrics.
+            readings: Metrics of the process.
             now_ms: Monotonic clock.
             wall_ms: Wall clock.
         """
@@ -160,7 +160,7 @@ class RocketMQ4Names:
         Args:
             node: The master.
             group: The master's answer about the group.
-            now_ms: Its wall clock.
+            now_ms: Wall clock of the process.
         """
         name = group.group
         own = retry_topic(name)

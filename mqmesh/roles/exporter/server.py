@@ -148,7 +148,7 @@ class NamesrvHealth:
     Args:
         ask: Asks them; raises MQMeshError if none answers. Called by one thread at a time.
         clock: Source of time.
-        wait_ms: How long a caller waits for an answer; the question itself goes on.
+        wait_ms: Longest wait of a caller for an answer; the query itself goes on.
     """
 
     def __init__(self, ask: Callable[[], None], clock: Clock, wait_ms: int) -> None:

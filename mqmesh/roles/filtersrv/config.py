@@ -22,7 +22,7 @@ class FiltersrvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             The broker must allow it too (``filter_server_enable``).
         name: Name of the instance, shown in logs and to administrators.
         broker_name: Broker group that it filters for.
-        broker_addr: That broker as ``host:port``; it pulls and registers there.
+        broker_addr: Address of that broker, ``host:port``; it pulls and registers there.
         listen_host: Address to listen at. The default serves this machine only.
         listen_port: TCP port, 0 to 65,535; 0 takes a free one, since consumers learn it.
         advertised_host: Host that consumers connect to; empty for ``listen_host``.
@@ -42,15 +42,15 @@ class FiltersrvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             the request is refused with SYSTEM_BUSY.
         worker_cpu_s: Processor time of such a process in seconds, 2 to 86,400; at half of it
             it is renewed.
-        match_timeout_ms: For up to 16,384 messages, or one batch, 10 to 600,000 ms. A filter
+        match_timeout_ms: Time for up to 16,384 messages, or one batch, 10 to 600,000 ms. A filter
             that is not done by then is ended.
-        load_timeout_ms: For the start of a process and of the filter, 100 to 600,000 ms.
+        load_timeout_ms: Time for the start of a process and of the filter, 100 to 600,000 ms.
         failures_to_park: A filter whose process died so often in a row is parked, 1 to 100.
         park_ms: A parked filter refuses its consumers for so long, then it is tried once
             more, 100 to 86,400,000 ms.
 
         max_filters: Filters at a time, 1 to 10,000; not all of them have a process.
-        max_filters_per_group: Of them in one consumer group, 1 to 1,000.
+        max_filters_per_group: Filters in one consumer group, 1 to 1,000.
         max_pulls_per_filter: Pulls that wait at a time, 1 to 100,000; more are refused with
             SYSTEM_BUSY.
         max_pending_bytes: Messages of one filter that wait for it, 16 MiB to 4 GiB; with

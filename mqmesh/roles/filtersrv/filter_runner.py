@@ -80,7 +80,7 @@ class FilterRunner:
         source: The filter.
         config: Settings.
         start_worker: Starts a process.
-        places: How many processes may run.
+        places: Number of processes that may run.
         clock: Source of time.
         user: User that uploaded it.
 
@@ -229,7 +229,7 @@ class FilterRunner:
 
         Args:
             parts: Whole batches, checked.
-            messages: How many they hold, from 1.
+            messages: Number of messages that they hold, from 1.
             on_done: Called with one byte a message (1 match, 0 none), or why there is no answer.
         """
         size = sum(map(len, parts))

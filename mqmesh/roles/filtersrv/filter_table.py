@@ -29,7 +29,7 @@ class FilterStatus(msgspec.Struct, frozen=True):
     """Status of all filters at one moment.
 
     Attributes:
-        filters: How many, by state.
+        filters: Number of filters, by state.
         pulls: Pulls under way.
         pending_bytes: Messages that wait for filters.
         matched: Messages so far that matched.
@@ -123,7 +123,7 @@ class FilterTable:
 
         Args:
             user: User of their filter.
-            size_bytes: Of the messages.
+            size_bytes: Size of the messages, in bytes.
 
         Raises:
             SystemBusy: No capacity is left for so many bytes.

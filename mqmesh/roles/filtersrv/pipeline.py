@@ -19,7 +19,7 @@ class Question(msgspec.Struct, frozen=True):
 
     Attributes:
         parts: Whole batches.
-        messages: How many they hold.
+        messages: Number of messages that they hold.
     """
 
     parts: list[bytes | memoryview]
@@ -30,7 +30,7 @@ class FilterPass:
     """The answer of a broker to one pull, being filtered.
 
     Args:
-        answer: Its header; it found messages.
+        answer: Header of the answer, which found messages.
         body: Whole batches.
         queue_offset: The first requested message; earlier ones are left out.
 

@@ -76,7 +76,7 @@ class FilterServer:
 
     Args:
         config: Settings.
-        transport: Of the process.
+        transport: Transport of the process.
         start_worker: Starts a confined process for a filter.
 
     Attributes:

@@ -12,9 +12,9 @@ class IndexerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Settings of an index process.
 
     Attributes:
-        broker_name: Its broker, for logs.
+        broker_name: Broker of the index, for logs.
         store_path_root_dir: The broker's directory; the index is in ``index/`` below it.
-        endpoint: Where to listen, ``ipc://path``.
+        endpoint: Endpoint to listen at, ``ipc://path``.
         suspect: The process before died by a fault: what it left is checked before it is used.
         disk_reserve_bytes: Room on the disk that the index leaves for the log, from 0.
         index: Settings of the index.

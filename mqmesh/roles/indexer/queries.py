@@ -35,7 +35,7 @@ class PendingQuery(msgspec.Struct, eq=False):
         max_count: Messages to return.
         max_bytes: Bytes to return.
         wanted: Commit-log offset that the index shall have reached first.
-        since_ms: When it came, monotonic clock.
+        since_ms: Time of its arrival, monotonic clock.
         search: None until it was begun.
     """
 
@@ -81,7 +81,7 @@ class PendingQueries:
 
         Args:
             request: Request to answer.
-            header: By key or by id.
+            header: Query by key or by id.
             wanted: Commit-log offset that the index shall have reached first.
             now_ms: Monotonic clock.
 

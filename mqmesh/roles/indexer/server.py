@@ -43,7 +43,7 @@ class IndexerServer:
 
     Args:
         config: Settings.
-        transport: Of the process.
+        transport: Transport of the process.
     """
 
     def __init__(self, config: IndexerConfig, transport: Transport) -> None:

@@ -33,7 +33,7 @@ class NamesrvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         security: Keys and access list; see docs/security.md.
         broker_expire_ms: A broker silent for so long is dropped though its connection stands,
             1,000 to 3,600,000 ms. Must be well above the brokers' heartbeat of 30 s.
-        scan_interval_ms: How often silence is looked for, 10 to 600,000 ms.
+        scan_interval_ms: Interval of the search for silent brokers, 10 to 600,000 ms.
 
         data_dir: Directory for what must outlive a restart: key/value configuration, drained
             brokers, queues of ordered topics. Empty to keep them in memory only.

@@ -430,7 +430,7 @@ class RouteTable:
         Args:
             name: Broker group.
             group: The same.
-            before: Its appearance before the event.
+            before: Appearance of the group before the event.
             changes: Topics that were changed within the table of one of its members.
         """
         old, leading = group.indexed, _leading_table(group)

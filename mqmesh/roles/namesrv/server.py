@@ -74,7 +74,7 @@ class NameServer:
 
     Args:
         config: Settings.
-        transport: Of the process.
+        transport: Transport of the process.
         clock: Source of time, the loop's by default.
     """
 

@@ -54,7 +54,7 @@ def decode_chunk(data: bytes) -> list[DueRun]:
     """Takes a chunk apart.
 
     Raises:
-        CorruptRecord: Its size does not fit.
+        CorruptRecord: The size of the data does not fit.
     """
     if not data or len(data) % _RUN.size:
         raise CorruptRecord(f"a chunk of the timetable has {len(data)} bytes")

@@ -19,7 +19,7 @@ class ScheduleConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         store_path_root_dir: Directory of the timetable. It can be lost: it is then made anew
             from the broker's log.
         use_ipc: Prefer the broker's Unix socket when it runs on this machine.
-        security: Its keys; see docs/security.md.
+        security: Keys of the service; see docs/security.md.
 
         map_size: Room for the timetable at first, 1 MiB to 64 GiB; it grows by itself.
         max_requests_in_flight: Delivery requests at a time, 1 to 64. More are quicker only

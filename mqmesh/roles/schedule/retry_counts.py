@@ -52,10 +52,10 @@ class RetryCounts:
     """Messages that wait for a retry, by consumer group.
 
     Args:
-        pairs: Where the timetable is kept.
+        pairs: Store of the timetable's pairs.
 
     Attributes:
-        waiting: How many, by group; groups without any are left out.
+        waiting: Number of waiting messages, by group; groups without any are left out.
     """
 
     def __init__(self, pairs: Pairs) -> None:

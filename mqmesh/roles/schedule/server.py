@@ -43,7 +43,7 @@ class ScheduleServer:
 
     Args:
         config: Settings.
-        transport: Of the process.
+        transport: Transport of the process.
         clock: Source of time, the loop's by default.
     """
 

@@ -73,8 +73,8 @@ class ScheduleStatus(msgspec.Struct, frozen=True):
     """Status of the service at one moment.
 
     Attributes:
-        state: Of the session.
-        sessions: How often one was begun.
+        state: State of the session.
+        sessions: Number of sessions begun.
         pending: Delayed messages that wait.
         late_ms: How long the first of them is due, also while it is being delivered; 0 if none is,
             or unless the session serves.
@@ -126,12 +126,12 @@ class ScheduleService:
         clock: Monotonic time.
         call_later: Plans a call, in ms.
         open_table: The timetable as it stands on disk; with True, a new one.
-        boot_id: Of the running system.
+        boot_id: Boot id of the running system.
         on_session_lost: Called when the broker does not go on with a session, or begins none:
             it may lead no more.
 
     Attributes:
-        state: Of the session.
+        state: State of the session.
     """
 
     def __init__(

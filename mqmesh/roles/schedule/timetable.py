@@ -71,12 +71,12 @@ class TimetableState(msgspec.Struct, array_like=True):
     """Position of the table in its log. On disk: positions never change.
 
     Attributes:
-        version: Of the table's form.
+        version: Version of the table's form.
         store_id: Store that the log belongs to.
-        epoch: Of the log in which ``cursors`` are right; 0 for a store that has no epochs.
+        epoch: Epoch of the log in which ``cursors`` are right; 0 for a store without epochs.
         cursors: Next queue offset of each queue of the schedule topic.
         pending: Messages that wait.
-        boot_id: Of the system that wrote it.
+        boot_id: Boot id of the system that wrote it.
         clean: The table was made durable after the last change.
         settled: Queue offset behind the newest record whose effect the table holds; it may be
             ahead of the cursor of the record queue.
@@ -98,7 +98,7 @@ class Taken(msgspec.Struct):
     Attributes:
         runs: In the order of the log.
         chunks: The chunks that they come from, with their keys and all of their runs.
-        owners: For each run, the chunks and the runs in them that it consists of.
+        owners: Chunks, and runs in them, that each run consists of.
     """
 
     runs: list[Run]
@@ -119,14 +119,14 @@ class Timetable:
     """Delayed messages by due time.
 
     Args:
-        pairs: Where it is kept.
+        pairs: Store of the table's pairs.
 
     Raises:
         CorruptRecord: The pairs are no timetable of this version.
 
     Attributes:
-        state: How far it covers which log; saved with the next change.
-        retries: How many messages wait for a retry, by consumer group.
+        state: Log that it covers, and how far; saved with the next change.
+        retries: Number of messages that wait for a retry, by consumer group.
     """
 
     def __init__(self, pairs: Pairs) -> None:
@@ -147,9 +147,9 @@ class Timetable:
         ``epoch`` and the cursors.
 
         Args:
-            store_id: Of the broker's store.
-            epoch: Of its log; a new table begins in it.
-            boot_id: Of the running system.
+            store_id: Identity of the broker's store.
+            epoch: Epoch of the broker's log; a new table begins in it.
+            boot_id: Boot id of the running system.
 
         Returns:
             Why the table cannot be used; empty if it can.
@@ -178,7 +178,7 @@ class Timetable:
         Args:
             entries: Batches.
             records: Runs that need not wait any more; they never speak of later entries.
-            cursors: Where the topic is covered to, with this.
+            cursors: Offsets up to which the topic is covered, with this.
         """
         puts: list[Pair] = []
         for entry in entries:

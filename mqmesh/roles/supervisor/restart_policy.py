@@ -40,7 +40,7 @@ class RestartDecision(msgspec.Struct, frozen=True):
         action: See ``RestartAction``.
         delay_ms: Wait so long before starting again.
         quick_deaths: Deaths in a row, this one included, without a stable life between.
-        is_crash_loop: To be reported now.
+        is_crash_loop: True if a crash loop is to be reported now.
     """
 
     action: RestartAction
@@ -75,7 +75,7 @@ class RestartPolicy:
         """Decides about a process that ended without a request.
 
         Args:
-            exit_code: Its exit code; minus the signal's number when one killed it.
+            exit_code: Exit code of the process; minus the signal's number when one killed it.
             now_ms: Monotonic clock.
         """
         if exit_code == ExitCode.USAGE and not self._was_ready:
@@ -95,7 +95,7 @@ class StopPlan:
     Args:
         stages: Stage by name: all of stage 0 get the request first, the next stage when they are
             gone, but no stage later than ``STAGE_MS``.
-        now_ms: When the stop began, monotonic clock.
+        now_ms: Time at which the stop began, monotonic clock.
     """
 
     def __init__(self, stages: Mapping[str, int], now_ms: int) -> None:

@@ -40,13 +40,13 @@ class RoleEntry(msgspec.Struct, frozen=True, kw_only=True):
         role: ``namesrv``, ``broker``, …
         name: Name of the instance.
         pid: Process id, 0 while there is none.
-        endpoint: Where it listens, "" while that is unknown.
+        endpoint: Endpoint of the process, "" while that is unknown.
         state: ``starting``, ``running``, ``waiting`` (for its next start), ``stopping`` or
             ``stopped``; one that was stopped alone stays so until it is started again.
         started_ms: Wall-clock time of its last start, in ms.
-        restarts: How often it was started again.
+        restarts: Number of restarts.
         exits: Number of ends without a request, by reason: ``killed by SIGKILL``, …
-        argv: Its command line.
+        argv: Command line of the process.
         server_key: Public key that it proves to clients; "" where nothing is encrypted.
     """
 
@@ -69,8 +69,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
         pid: Process id of the supervisor.
         started_ms: Wall-clock time of its start, in ms.
         namesrv: Name servers, ``host:port;host:port``.
-        roles: Its processes.
-        version: Of this form.
+        roles: Processes of the supervisor.
+        version: Version of this form.
     """
 
     pid: int
@@ -203,7 +203,7 @@ def put_down(folder: Path, names: Collection[str], *, up: bool, timeout_ms: int)
 
     Args:
         folder: Data folder.
-        names: Of the processes.
+        names: Names of the processes.
         up: True to start the processes, false to stop them.
         timeout_ms: Time to wait, ms.
 

@@ -59,7 +59,7 @@ class RoleSpec(msgspec.Struct, frozen=True, kw_only=True):
         role: ``namesrv``, ``broker``, …
         name: Name of the instance, unique in the cluster.
         argv: Command line.
-        endpoint: Where it is expected to listen.
+        endpoint: Endpoint at which it is expected to listen.
         stop_stage: Lower stages are stopped first.
         server_key: Public key that it proves to clients; "" where nothing is encrypted.
     """
@@ -125,7 +125,7 @@ class Supervisor:
         clock: Source of time.
 
     Attributes:
-        failure: Why ``run`` had to give up, "" when it had not.
+        failure: Reason why ``run`` had to give up, "" when it had not.
     """
 
     def __init__(

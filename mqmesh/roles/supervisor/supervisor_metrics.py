@@ -77,7 +77,7 @@ def read_metrics(record: RunRecord, now_ms: int) -> list[MetricReading]:
     """Return the metrics of a supervisor.
 
     Args:
-        record: Its run file.
+        record: Run file of the supervisor.
         now_ms: Wall clock.
     """
     board = MetricBoard()
