@@ -72,7 +72,7 @@ class AccessKeeper:
     """Keeper of a role's access list: follows its file, and takes what administrators send.
 
     Args:
-        guard: Has the list that is in force.
+        guard: Guard with the list in force.
     """
 
     def __init__(self, guard: Guard) -> None:
@@ -128,7 +128,7 @@ class AccessKeeper:
             raise MessageIllegal(str(error)) from error
         if new.digest() == now.digest():
             return EMPTY_REPLY
-        # A role that is behind, having been down, takes what is made of a newer one than its own.
+        # A role that was down, and so is behind, takes a list made of a newer one than its own.
         if now.version > header.expected_version or new.version <= now.version:
             raise MessageIllegal(
                 f"the access list is version {now.version} here, yours is version {new.version}, "
@@ -167,7 +167,7 @@ class AccessKeeper:
         _log.info("the access list is version %d, with %d users", new.version, len(new.user))
 
     def _mark(self) -> tuple[int, int, int] | None:
-        """Changes when the file does."""
+        """Return a mark that changes with the file."""
         try:
             found = self._path.stat() if self._path is not None else None
         except OSError:
@@ -194,7 +194,7 @@ def read_access_file(path: Path) -> AccessList:
 
 
 def write_access_file(path: Path, access_list: AccessList) -> None:
-    """Puts an access list in the place of the one that was there, all or nothing, durably.
+    """Replaces an access list, all or nothing, durably.
 
     Raises:
         StorageError: The file cannot be written.

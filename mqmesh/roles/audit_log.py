@@ -1,4 +1,4 @@
-"""The audit log: who changed what and who was refused, a JSON object a line.
+"""The audit log: changes and refusals with their users, a JSON object a line.
 
 All roles of a machine that have one access list write into one file beside it, ``audit.jsonl``.
 Lines are appended whole; a file that is full is renamed by one of them, and the others follow.
@@ -127,7 +127,7 @@ class AuditLog:
         self._file.handle(logging.makeLogRecord({"msg": msgspec.json.encode(line).decode()}))
 
     def close(self) -> None:
-        """Closes the file; what a full disk did not take is lost."""
+        """Closes the file; lines that a full disk did not take are lost."""
         try:
             self._file.close()
         except OSError as error:
@@ -188,7 +188,7 @@ class _SharedFile(WatchedFileHandler):
             self.handleError(record)
 
     def _rotate(self, descriptor: int) -> None:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)  # let go when it is closed: at the next line
+        fcntl.flock(descriptor, fcntl.LOCK_EX)  # released when it is closed: at the next line
         if os.stat(self._path).st_ino != os.fstat(descriptor).st_ino:
             return  # another process did it
         for number in range(FILES_KEPT, 0, -1):

@@ -7,7 +7,7 @@ from typing import Final
 from mqmesh.errors import ConfigError
 
 RESERVED: Final = 256
-"""For log segments, documents, sockets, pipes and libraries, and for connections that are
+"""Descriptors for log segments, documents, sockets, pipes, libraries, and for connections that are
 accepted a moment before they are refused."""
 LEAST_CONNECTIONS: Final = 16
 
@@ -41,7 +41,7 @@ def room_for_connections(wanted: int, own_files: int) -> int:
         own_files: Descriptors that the role keeps for its files.
 
     Returns:
-        How many connections may be served: fewer than wanted where the system's hard limit of
+        Number of connections that may be served: fewer than wanted if the system's hard limit of
         open files does not allow more, and a warning in the log says so.
 
     Raises:

@@ -30,12 +30,12 @@ from mqmesh.protocol.request import Peer, PendingReply, Request
 Handler = Callable[[Request, Any], Answer | None]
 Serve = Callable[[Request], Reply | None]
 Audit = Callable[[Peer, RequestCode, list[str], list[str], BaseException | None, str], None]
-"""Function called for each action of an administrator and each refusal: peer that asks, command,
+"""Function called for each action of an administrator and each refusal: requesting peer, command,
 topics, groups, error, and the handler's description."""
 
 _NS_PER_MS: Final = 1_000_000
 _LONG_POLLING: Final = frozenset({RequestCode.PULL_MESSAGE, RequestCode.PULL_SCHEDULE})
-"""Commands that may wait for something to answer with, which says nothing of the server."""
+"""Commands that may wait for messages; their latency says nothing about the server."""
 
 
 class Authorizer(Protocol):
@@ -74,7 +74,7 @@ class Authorizer(Protocol):
             group: Group that the command is about, too.
 
         Raises:
-            NoPermission: It is not.
+            NoPermission: The group is not in the namespace.
         """
 
     def check_creation(self, principal: Principal, topic: str) -> None:
@@ -106,12 +106,12 @@ class CommandCount(msgspec.Struct):
     """Counters of one command.
 
     Attributes:
-        requests: Taken, those that failed among them.
-        failures: Refused at once, or failed; refusals that come later are not counted here.
+        requests: Number of requests taken, including those that failed.
+        failures: Requests refused at once, or failed; later refusals are not counted here.
         spent_ns: Time of its handler altogether.
-        longest_ns: The longest of them.
-        latency: From its handler's beginning to its answer.
-        held_latency: The same of those that waited for something to answer with.
+        longest_ns: Longest time of its handler.
+        latency: Time from its handler's beginning to its answer.
+        held_latency: The same of requests that waited for messages.
     """
 
     requests: int = 0
@@ -131,8 +131,8 @@ class Dispatch:
         authorizer: Looks up rights; None where every connected peer may do everything.
 
     Attributes:
-        handlers: By request code, for the command server; changes when ``open`` and ``refuse`` are
-            called.
+        handlers: Handlers by request code, for the command server; ``open`` and ``refuse`` change
+            them.
         counts: Counts by request code.
         looks_up: Rights are looked up; else every connected peer may do everything.
         audit: Audit function; None for no audit.
@@ -153,7 +153,7 @@ class Dispatch:
         self.counts = {code: CommandCount() for code in self._specs}
 
     def open(self, handlers: Mapping[RequestCode, Handler]) -> None:
-        """Serves these commands from now on, those that had handlers before too."""
+        """Serves these commands from now on, also those that had handlers before."""
         for code, handler in handlers.items():
             self.handlers[int(code)] = self._serve(self._specs[code], handler)
 
@@ -163,7 +163,7 @@ class Dispatch:
         self._kept |= handlers.keys()
 
     def refuse(self, reason: str, kind: Callable[[str], BrokerError] = BrokerNotAvailable) -> None:
-        """Refuses everything that is not kept from now on, whatever it says; not counted here.
+        """Refuses every command that is not kept from now on; not counted here.
 
         Args:
             reason: Error message that clients get.
@@ -252,7 +252,7 @@ class Dispatch:
         self._described = what
 
     def _serve(self, spec: CommandSpec, handler: Handler) -> Serve:
-        # A closure rather than methods: this is on the way of every send and pull.
+        # A closure rather than methods: every send and pull runs it.
         decode, now_ns = spec.decoder(), self._now_ns
         check = None if self._authorizer is None else self._authorizer.check
         count = self.counts[spec.code]

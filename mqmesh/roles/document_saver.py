@@ -11,7 +11,7 @@ from mqmesh.storage.files.atomic_file import save_document
 Read = Callable[[str], bytes | None]
 """Reads a document by its name, None if there is none."""
 MakeSaver = Callable[[str, Callable[[], bytes]], "DocumentSaver"]
-"""Makes what saves a document: of its name, and what makes its text."""
+"""Makes the saver of a document, of its name and the function that makes its text."""
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class DocumentSaver:
         self.save_if_failed()
 
     def save_if_failed(self) -> None:
-        """Tries again what could not be saved before."""
+        """Saves the document again if the last write failed."""
         if self._dirty and self._writing is None:
             self._dirty = False
             writing = self._executor.submit(save_document, self._path, self._dump())
@@ -57,7 +57,7 @@ class DocumentSaver:
             writing.add_done_callback(lambda future: self._call_soon(partial(self._done, future)))
 
     def close(self) -> None:
-        """Saves what is not saved yet, waiting for the disk.
+        """Saves an unsaved document, and waits for the disk.
 
         Raises:
             StorageError: The document could not be saved.

@@ -56,7 +56,7 @@ class Health(msgspec.Struct, frozen=True):
 
 
 def parse_health_address(text: str) -> tuple[str, int]:
-    """Reads where the page is to be: ``PORT`` for this machine only, or ``HOST:PORT``.
+    """Parses the address of the page: ``PORT`` for this machine only, or ``HOST:PORT``.
 
     Returns:
         Host and port, 0 to 65,535; 0 takes a free one.

@@ -1,4 +1,4 @@
-"""A process that belongs to another one: started by it, and gone when it is gone.
+"""A process that belongs to another one, which starts it, and with which it ends.
 
 Its standard input is a pipe that its owner holds, and the kernel closes it however
 the owner dies; ``run_role(supervised=True)`` is the other end of that. It runs in a

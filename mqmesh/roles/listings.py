@@ -5,7 +5,7 @@ from typing import Final, Generic, TypeVar
 _T = TypeVar("_T")
 
 LISTINGS: Final = 16
-"""Most listings kept of a kind: for exporters that ask at the same time."""
+"""Limit of listings kept of a kind: for exporters that read at the same time."""
 
 
 class Listings(Generic[_T]):
@@ -16,16 +16,16 @@ class Listings(Generic[_T]):
         self._last = 0
 
     def take(self, user: str, listing: int) -> _T | None:
-        """Gives one away; None if it is not kept, or is another user's."""
+        """Removes and returns a listing; None if it is not kept, or is another user's."""
         return self._kept.pop((user, listing), None)
 
     def keep(self, user: str, listing: int, value: _T) -> int:
-        """Keeps one for the next page.
+        """Keeps a listing for the next page.
 
         Args:
             user: Name of the user that gets it.
-            listing: Its number, 0 if it has none.
-            value: Its contents.
+            listing: Number of the listing, 0 if it has none.
+            value: Contents of the listing.
 
         Returns:
             Its number.

@@ -22,7 +22,7 @@ _T = TypeVar("_T", bound=msgspec.Struct)
 
 
 class Overrides(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The document of what was changed; see ``docs/storage-format.md``.
+    """The document of changed settings; see ``docs/storage-format.md``.
 
     Attributes:
         version: Version of the format.
@@ -34,11 +34,11 @@ class Overrides(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SettingsPlan(msgspec.Struct, Generic[_T], frozen=True):
-    """A change that is allowed.
+    """An allowed change.
 
     Attributes:
-        now: All settings with it.
-        overrides: Overrides that are kept then.
+        now: All settings after the change.
+        overrides: Overrides to keep after the change.
         changes: Settings that get another value.
     """
 
@@ -56,7 +56,7 @@ class LiveSettings(Generic[_T]):
         who: Name of the process, for sentences.
 
     Attributes:
-        now: In force.
+        now: Settings in force.
         overrides: Settings that were changed; see ``Overrides``.
     """
 
@@ -68,7 +68,7 @@ class LiveSettings(Generic[_T]):
         self.overrides: dict[str, str] = {}
 
     def load(self, document: bytes) -> None:
-        """Takes over what was kept before.
+        """Takes over the settings that were kept before.
 
         Raises:
             ConfigError: The document is malformed, or a value fits no more; nothing was taken.
@@ -82,7 +82,7 @@ class LiveSettings(Generic[_T]):
         self.take(kept.overrides)
 
     def take(self, overrides: dict[str, str]) -> None:
-        """Puts in force what was changed before.
+        """Puts settings in force that were changed before.
 
         Raises:
             ConfigError: A value fits no more; nothing was taken.
@@ -93,7 +93,7 @@ class LiveSettings(Generic[_T]):
             raise ConfigError(str(error)) from error
 
     def dump(self, overrides: dict[str, str]) -> bytes:
-        """Return the document that keeps what was changed."""
+        """Return the document that keeps changed settings."""
         return msgspec.json.format(msgspec.json.encode(Overrides(VERSION, overrides)))
 
     def plan(self, settings: Mapping[str, str], unset: Iterable[str]) -> SettingsPlan[_T]:

@@ -27,14 +27,14 @@ from mqmesh.logs import one_line
 from mqmesh.roles.health import HealthLoop, HealthPage
 
 PARENT_PIPE: Final = 0
-"""Descriptor whose end of file says that the parent of this process is gone: standard input."""
+"""Descriptor whose end of file proves that the parent of this process is gone: standard input."""
 
 COLLECT_AT_START: Final = 100_000
 """Objects that a start makes from one collection of garbage to the next."""
 
 _PLAIN: Final = "!\"#$&'()*+,/:;<=>?@[\\]^`{|}"
-"""Characters that a ready line shows as they are, beside letters and digits; a ``%`` and what would
-split the line, such as a space in a path, is percent-encoded."""
+"""Characters that a ready line shows as they are, beside letters and digits; a ``%`` and text
+that would split the line, such as a space in a path, is percent-encoded."""
 
 _READY = re.compile(r"READY role=(\S+) name=(\S+) endpoint=(\S+) pid=(\d+)\Z")
 _WRONG_SETTING: Final = frozenset(
@@ -55,7 +55,7 @@ _WRONG_SETTING: Final = frozenset(
         errno.EROFS,
     }
 )
-"""Errors of the system that trying again does not mend. Too small a disk is one of them: a store
+"""Errors of the system that another try does not fix. Too small a disk is one of them: a store
 with messages opens on a full disk, so there is no room to begin at all."""
 
 _log = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ class ProcessLoop(HealthLoop, Protocol):
         """Makes ``run`` return; safe in signal handlers."""
 
     def run(self) -> None:
-        """Serves until ``stop``; raises what makes it end before."""
+        """Serves until ``stop``; raises the error that ends it before."""
 
 
 class Role(Protocol):
@@ -147,7 +147,7 @@ def run_role(
         health: Host and port of ``GET /healthz``, from readiness to the stop; None for none.
 
     Returns:
-        An ``ExitCode``. Where it is not OK, standard error says why.
+        An ``ExitCode``. If it is not OK, standard error has the reason.
     """
     faulthandler.enable(2)
     _stop_on_signals(loop)
@@ -216,7 +216,7 @@ def report_failure(name: str, error: Exception) -> int:
 def _is_wrong_setting(error: Exception) -> bool:
     if isinstance(error, ConfigError | StoreLocked):
         return True
-    # A store reports in its own words a folder that may not be written.
+    # A store raises an error of its own for a folder that may not be written.
     system = error.__cause__ if isinstance(error, StorageError) else error
     return isinstance(system, OSError) and system.errno in _WRONG_SETTING
 
@@ -247,7 +247,7 @@ def _stop_with_parent(loop: ProcessLoop) -> None:
 
 
 def _start(server: Role) -> str:
-    # A start makes what stays: to look for garbage in it again and again takes a broker with
+    # Objects of a start stay: to look for garbage among them again and again takes a broker with
     # 50,000 topics a tenth of its start. A long recovery may leave some, so now and then.
     thresholds = gc.get_threshold()
     gc.set_threshold(COLLECT_AT_START, *thresholds[1:])

@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class SettingsService:
-    """Changes settings, one change after the other: on disk first, in force then, answered last.
+    """Changes settings, one change after the other: first on disk, then in force, then answered.
 
     Args:
         settings: Settings of the process.

@@ -59,7 +59,7 @@ class RoleShell:
     """The shell of a role's server.
 
     Args:
-        role: Which one.
+        role: Role of the server.
         word: Name of the role in PING: ``broker``, ``namesrv``, …
         name: Name of the instance.
         transport: Transport of the process.
@@ -119,7 +119,7 @@ class RoleShell:
     def look_at_turns(self) -> float:
         """Return the longest turn of the event loop, ms.
 
-        It is of the last 30 to 60 s, or since somebody has looked if that is longer ago: so two
+        It is of the last 30 to 60 s, or since the last call if that is longer ago: so two
         readers do not hide it from each other.
         """
         longest_ns, now_ms = self._loop.longest_turn_ns, self._clock.monotonic_ms()
@@ -164,7 +164,7 @@ class RoleShell:
 
         Args:
             declared: Metrics.
-            look: Called once for each answer; what it returns is what they are read from.
+            look: Called once for each answer; the metrics are read from its result.
         """
         self._board.add(declared, look)
 
@@ -175,7 +175,7 @@ class RoleShell:
         return timer
 
     def look_after_peers(self) -> None:
-        """Has the command server look after its connections, from now on."""
+        """Makes the command server maintain its connections, from now on."""
         tick_ms = self._opened().tick_ms
         if tick_ms:
             self.every(tick_ms, self._look)
@@ -238,7 +238,7 @@ class RoleShell:
 
 
 def _of_user(principal: Principal, reading: MetricReading) -> MetricReading:
-    """Return a metric without the samples of what is not in the namespace of a user."""
+    """Return a metric without the samples outside of the namespace of a user."""
 
     def is_own(label: str, value: str) -> bool:
         if label in ("topic", "consumer_group"):

@@ -77,7 +77,7 @@ def check_security(before: StartedAs, folder: Path, security: SecurityConfig) ->
 def remember_start(
     before: StartedAs, folder: Path, security: SecurityConfig, *, follows: bool = False
 ) -> None:
-    """Saves what a later start has to know; nothing where that is known already.
+    """Saves the start mode for later starts; nothing if it is saved already.
 
     Args:
         before: Start mode that the folder remembers.

@@ -1,6 +1,6 @@
 """Metrics of a store, whichever backend it has, and of its index.
 
-An index is measured by its process, and at the broker by what the process reported last.
+An index is measured by its process; the broker gives the values of the process's last report.
 """
 
 from typing import Final
