@@ -6,10 +6,12 @@ Run as ``python -m mqmesh.cli.bench.worker``, with a task on standard input; see
 import random
 import secrets
 import sys
+import tempfile
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import msgspec
@@ -17,7 +19,7 @@ import msgspec
 from mqmesh.errors import MQMeshError
 from mqmesh.message import Message
 from mqmesh.protocol.groups import LOOK_GROUP_PREFIX
-from mqmesh.protocol.membership import ConsumeFromWhere
+from mqmesh.protocol.membership import ConsumeFromWhere, MessageModel
 from mqmesh.sdk.consumer.pull_consumer import PullConsumer
 from mqmesh.sdk.producer.producer import Producer
 from mqmesh.sdk.producer.send_result import SendFuture
@@ -281,16 +283,29 @@ def send_each(task: BenchTask, orders: Orders) -> ClientReport:
         return run.end()
 
 
+@contextmanager
+def _reader(task: BenchTask, where: ConsumeFromWhere) -> Iterator[PullConsumer]:
+    """A consumer in a group that brokers keep nothing of, and that commits nothing to them.
+
+    Clients divide the queues themselves, so no member waits for another.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="mqmesh-") as folder,
+        PullConsumer(
+            f"{LOOK_GROUP_PREFIX}bench-{secrets.token_hex(8)}",
+            namesrv_addr=task.namesrv,
+            auto_commit=False,
+            consume_from_where=where,
+            message_model=MessageModel.BROADCASTING,
+            offsets_dir=folder,
+        ) as consumer,
+    ):
+        yield consumer
+
+
 def read(task: BenchTask, orders: Orders) -> ClientReport:
     """Reads this client's share of the queues, every body of it, until it gets ``STOP``."""
-    # A group that brokers keep nothing of; queues are divided here, so no member waits for another.
-    group = f"{LOOK_GROUP_PREFIX}bench-{secrets.token_hex(8)}"
-    with PullConsumer(
-        group,
-        namesrv_addr=task.namesrv,
-        auto_commit=False,
-        consume_from_where=ConsumeFromWhere.FIRST_OFFSET,
-    ) as consumer:
+    with _reader(task, ConsumeFromWhere.FIRST_OFFSET) as consumer:
         queues = consumer.queues(task.topic)[task.client :: task.clients]
         say(ClientReady())
         if not orders.wait_go():
@@ -307,8 +322,7 @@ def read(task: BenchTask, orders: Orders) -> ClientReport:
 
 def read_stamped(task: BenchTask, orders: Orders) -> ClientReport:
     """Reads from now on, and takes the age of each message that carries this run's stamp."""
-    group = f"{LOOK_GROUP_PREFIX}bench-{secrets.token_hex(8)}"
-    with PullConsumer(group, namesrv_addr=task.namesrv, auto_commit=False) as consumer:
+    with _reader(task, ConsumeFromWhere.LAST_OFFSET) as consumer:
         consumer.assign(consumer.queues(task.topic)[task.client :: task.clients])
         say(ClientReady())
         if not orders.wait_go():

@@ -112,6 +112,7 @@ def test_latency_times_acknowledgements_and_deliveries(cluster, admin):
         result = result_of(command)
     assert result["total"]["messages"] == 100
     assert result["missing"] == 0
+    assert not any("not committed" in line for line in command.err)
     for what in ("send", "delivery"):
         metrics = result["latency_ms"][what]
         assert 0 < metrics["p50"] <= metrics["p99"] <= metrics["max"]
