@@ -21,7 +21,7 @@ from mqmesh.sdk.admin.views.replicas import (
 from mqmesh.storage.interface import RecoveryProgress
 from mqmesh.units import MIB
 
-from ..notes import answers_json, print_error
+from ..notes import answers_json, print_error, print_note
 from ..options import cluster_options
 from ..progress_bar import progress_bar
 from ..render import print_answer, print_table, say
@@ -319,6 +319,8 @@ def settings(
             found = admin.cluster_settings(broker)
         reports = admin.ha_status(broker)
     print_settings(cluster_settings_view(found, reports), reports)
+    if changes and not answers_json():
+        print_note("replicas use what has changed within 5 s; until then they may differ")
     return ExitCode.OK
 
 
@@ -415,8 +417,9 @@ def _pause(broker: str, epoch: int, namesrv: str, *, paused: bool) -> int:
 
 def _print_voters(broker: str, answer: ChangeVotersResponse) -> int:
     ids = ", ".join(map(str, answer.voters))
+    which, belong = ("replica", "belongs") if len(answer.voters) == 1 else ("replicas", "belong")
     print_answer(
         GroupChangeView(broker_name=broker, epoch=answer.epoch, voters=answer.voters),
-        f"replicas {ids} belong to {broker}; `mqmesh ha status {broker}` shows them",
+        f"{which} {ids} {belong} to {broker}; `mqmesh ha status {broker}` shows more",
     )
     return ExitCode.OK

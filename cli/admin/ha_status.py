@@ -6,7 +6,7 @@ from typing import Final
 from mqmesh.sdk.admin.ha_admin import OUTSIDE, ReplicaReport
 from mqmesh.sdk.admin.views.replicas import ClusterSettingsView, replica_view
 
-from ..render import print_answer, print_table, say, timestamp
+from ..render import counted, print_answer, print_table, say, timestamp
 
 _HEADS: Final = (
     *("BROKER", "ID", "ROLE", "EPOCH", "LOG END", "ON DISK", "LAG", "LAG MS", "LEASE MS"),
@@ -71,7 +71,9 @@ def notes_of(reports: Sequence[ReplicaReport]) -> list[str]:
             )
             missing = sorted(set(newest.voters) - {one.broker_id for one in known})
             if missing:
-                notes.append(f"{group}: no word from replicas {', '.join(map(str, missing))}")
+                ids = ", ".join(map(str, missing))
+                which = "replica" if len(missing) == 1 else "replicas"
+                notes.append(f"{group}: no word from {which} {ids}")
         if any(one.paused for one in elected):
             notes.append(f"{group}: failover is paused, see `mqmesh ha resume {group}`")
         notes += [
@@ -120,7 +122,7 @@ def _row(report: ReplicaReport, reports: Sequence[ReplicaReport]) -> tuple[str, 
     ]
     end = max(masters, default=status.leader_end)
     is_master = status.role in ("MASTER", "STARTING_MASTER", "HANDING_OVER", "ISOLATED")
-    state = f"{len(status.replicas)} followers" if is_master else "streaming"
+    state = counted(len(status.replicas), "follower") if is_master else "streaming"
     if status.in_sync:
         state += f", in sync: {' '.join(map(str, status.in_sync))}"
     if not status.connected:

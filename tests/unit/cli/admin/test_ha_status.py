@@ -27,7 +27,7 @@ def test_whatever_is_not_as_usual_is_told():
     silent = ReplicaReport("a", 3, "h3", None, "no answer")
     notes = notes_of([leader, late, silent])
     assert notes[1:] == [
-        "a: no word from replicas 3",
+        "a: no word from replica 3",
         "a: failover is paused, see `mqmesh ha resume a`",
         "a: replica 1 leads without the coordinator; nobody is elected",
         "a: replica 2: it hangs",
