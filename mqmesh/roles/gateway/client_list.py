@@ -39,7 +39,7 @@ def list_clients(
     members: dict[tuple[str, str], list[GatewayMember]] = {}
     for user, backend in backends:
         for member in backend.members.all():
-            if member.is_known:  # what its heartbeat says was judged
+            if member.is_known:  # its heartbeat was checked
                 members.setdefault((member.client_id, user), []).append(member)
         if backend.grpc is not None:
             found |= {

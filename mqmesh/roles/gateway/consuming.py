@@ -487,8 +487,8 @@ class Consuming:
     def _answer_first(self, session: RemotingSession, request: RemotingCommand) -> None:
         """Have a group begin with a queue's first message where none was deleted yet.
 
-        RocketMQ does so, wherever the client wants to begin: what was sent before a new service
-        runs for the first time is not lost. In a longer queue the client's wish counts.
+        RocketMQ does so, wherever the client wants to begin: messages sent before a new
+        service runs for the first time are not lost. In a longer queue the client's wish counts.
         """
         _, topic, queue_id = _queue_key(request)
 

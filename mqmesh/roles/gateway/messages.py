@@ -1,4 +1,4 @@
-"""Messages between RocketMQ's clients and mqmesh: what a property of one is at the other. Pure."""
+"""Messages between RocketMQ's clients and mqmesh: the mapping of their properties. Pure."""
 
 import binascii
 import ipaddress

@@ -1,4 +1,4 @@
-"""Sends of RocketMQ's producers: what comes in one turn for one queue is one record batch."""
+"""Sends of RocketMQ's producers: those of one turn for one queue are one record batch."""
 
 import logging
 from collections import deque

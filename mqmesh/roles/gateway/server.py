@@ -230,7 +230,7 @@ class GatewayServer:
         return self._backend.handlers if users is None else users.admit(session, request)
 
     def _note_broken(self, text: str) -> None:
-        # No oftener: who connects again and again must not fill the disk.
+        # No oftener: a client that connects again and again must not fill the disk.
         now_ms = self._clock.monotonic_ms()
         self._broken += 1
         if now_ms >= self._log_broken_at_ms:

@@ -160,7 +160,7 @@ def runtime_table(readings: Readings, wall_ms: int) -> dict[str, str]:
         table[name] = three(number("get_messages_per_s"))
     table["getMissTps"] = three(0)
     for way, metric in ("Put", "put_messages"), ("Get", "get_messages"):
-        # Tools show their differences: what came yesterday, and what came today.
+        # Tools show their differences: the messages of yesterday, and those of today.
         yesterday = number(f"{metric}_yesterday")
         table |= {
             f"msg{way}TotalYesterdayMorning": "0",

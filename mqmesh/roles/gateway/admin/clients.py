@@ -1,4 +1,4 @@
-"""Questions of administrators to one consumer: what it does, and to consume one message at once.
+"""Queries of administrators to one consumer: its state, and to consume one message at once.
 
 The broker hands a question on to the connection of the consumer; for RocketMQ's consumers that is
 the gateway's, which queries them and answers for them.
@@ -264,7 +264,7 @@ class ClientJobs:
         read: Callable[[RemotingCommand], msgspec.Struct],
         on_done: Callable[..., None],
     ) -> None:
-        """Ask a client; what it answers is read, and handed on."""
+        """Query a client; its answer is read, and handed on."""
 
         def answered(answer: RemotingCommand | None) -> None:
             timer.cancel()

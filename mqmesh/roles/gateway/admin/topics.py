@@ -1,4 +1,4 @@
-"""Jobs on topics at a broker group's port: settings, statistics, queues, who consumes them."""
+"""Jobs on topics at a broker group's port: settings, statistics, queues, consumers."""
 
 from collections.abc import Mapping
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""Users of clients by gRPC: who signed a call. Pure.
+"""Users of clients by gRPC: the signer of each call. Pure.
 
 The header ``authorization`` is ``MQv2-HMAC-SHA1 Credential=<access key>/…, SignedHeaders=
 x-mq-date-time, Signature=<hex>``. The signature is over that one header, so who sees a call can

@@ -113,7 +113,7 @@ class GrpcConsuming:
         self._leases = leases
         self._reports = reports
         self._handles = handles
-        # Clients whose last answer of a broker was damaged: what is read for them next is checked.
+        # Clients whose last answer of a broker was damaged: their next read is verified.
         self._damaged: dict[tuple[str, str, str], None] = {}
         self.messages = 0
 

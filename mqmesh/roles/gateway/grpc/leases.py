@@ -231,7 +231,7 @@ class ClientLeases:
         self._plan(one)
 
     def show(self, client_id: str, broker_name: str) -> None:
-        """Show a broker, which may be another master now, what a client has."""
+        """Report the leases of a client to a broker, which may be another master now."""
         now_ms = self._now_ms()
         for one in self._by_client.get(client_id, ()):
             if one.held.broker_name == broker_name and one.held.until_ms > now_ms:
@@ -258,7 +258,7 @@ class ClientLeases:
                 self._plan(one)
 
     def client_left(self, client_id: str) -> None:
-        """Give back what the gateway renews for a client; what it does not ends by itself."""
+        """Give back the leases that the gateway renews for a client; others end by themselves."""
         for one in list(self._by_client.get(client_id, ())):
             if one.is_renewed:
                 self._report(one, list(one.unsettled), SettleAction.RETURN, BY_SCHEDULE)

@@ -173,7 +173,7 @@ class ServedCall:
             if method.check is not None:
                 method.check(data)
             request = CLASSES[method.request].FromString(data)
-        except Exception as error:  # what the library raises depends on its version
+        except Exception as error:  # the library's errors depend on its version
             self.finish(GrpcStatus.INVALID_ARGUMENT, f"no {method.request}: {error}")
             return
         try:
