@@ -18,7 +18,7 @@ NO_CHECK: Final = bytes(CHECK_SIZE)
 StoreCheck = Callable[[bytes], bytes]
 """Makes the ``CHECK_SIZE`` bytes of the check from the fields that it covers."""
 
-_BEFORE: Final = slice(8, 40)  # what the broker wrote
+_BEFORE: Final = slice(8, 40)  # the broker's part
 _CHECK: Final = slice(40, 48)
 _BEHIND: Final = slice(48, 56)  # producer_crc and total_size
 

@@ -136,7 +136,7 @@ class GuardedStream:
         self._is_paused = False
         self._stream.resume()
         if self._tls is not None:
-            self._loop.call_later(0, self._give)  # what was decrypted, or waits for it
+            self._loop.call_later(0, self._give)  # decrypted bytes, or bytes to decrypt
 
     def close(self) -> None:
         """End the connection; written bytes that the system takes at once are still sent."""

@@ -1,8 +1,8 @@
 """Records, sessions, and their watches. Pure: events and the time go in, changes come out.
 
-A change is *decided* first, then written to disk by the caller, then *applied*: what is not on
-disk is never sent to a client. Renewals of sessions are in memory only; after a restart every
-session has its whole time again.
+A change is *decided* first, then written to disk by the caller, then *applied*: a change
+that is not on disk is never sent to a client. Renewals of sessions are in memory only; after a
+restart every session has its whole time again.
 
 A coordinator that stood still would take all owners for dead when it goes on, before it has read
 what they sent meanwhile. So a look that comes late gives all sessions as much time as it was late,

@@ -21,7 +21,7 @@ GROUP: Final = ("consumer_group",)
 GROUP_AND_TOPIC: Final = (*GROUP, "topic")
 LONGEST_WINDOW_MS: Final = 3_600_000
 MOST_SERIES: Final = 100_000
-"""Totals that are remembered; what comes beyond is not watched for growth."""
+"""Totals that are remembered; further ones are not watched for growth."""
 
 LEAST_FAILURES: Final = 5
 """Fewer failures in ten minutes are one message that is tried again and again."""

@@ -1,4 +1,4 @@
-"""One pull on its way through a filter: pulled batches in, what matches out. Pure."""
+"""One pull on its way through a filter: pulled batches in, matching messages out. Pure."""
 
 from typing import Final
 
@@ -64,7 +64,7 @@ class FilterPass:
         self._found += found
 
     def reply(self) -> Reply:
-        """Return the consumer's answer: what was judged, and where to go on behind it."""
+        """Return the consumer's answer: the judged messages, and the next offset behind them."""
         parts: list[bytes | memoryview] = []
         next_queue_offset = self._answer.next_queue_offset
         start = 0

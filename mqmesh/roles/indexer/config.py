@@ -15,7 +15,7 @@ class IndexerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         broker_name: Broker of the index, for logs.
         store_path_root_dir: The broker's directory; the index is in ``index/`` below it.
         endpoint: Endpoint to listen at, ``ipc://path``.
-        suspect: The process before died by a fault: what it left is checked before it is used.
+        suspect: The process before died by a fault: its files are checked before they are used.
         disk_reserve_bytes: Room on the disk that the index leaves for the log, from 0.
         index: Settings of the index.
     """

@@ -1,4 +1,4 @@
-"""Effects of the name server's tables, what they want done; ``server.py`` does it."""
+"""Effects of the name server's tables: actions that ``server.py`` carries out."""
 
 import msgspec
 

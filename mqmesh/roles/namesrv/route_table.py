@@ -61,7 +61,7 @@ RETRY_AFTER_CONFLICT_MS: Final = 1_000
 
 _Table = dict[str, TopicConfig]
 _Changes = Mapping[str, tuple[TopicConfig | None, TopicConfig | None]]
-"""Changes by topic: what it was and what it is; None where it was or is not there."""
+"""Changes by topic: its former and its new state; None where it did or does not exist."""
 
 
 class _Member(msgspec.Struct):

@@ -54,7 +54,7 @@ from mqmesh.units import MIB
 STATE_FILE: Final = "namesrv.json"
 STATE_VERSION: Final = 1
 HINT_INTERVAL_MS: Final = 100
-"""The first change is published at once, what changes within so long after it together."""
+"""The first change is published at once, later changes within this time together."""
 
 _log = logging.getLogger(__name__)
 

@@ -251,7 +251,7 @@ class ScheduleService:
         self._sessions += 1
         self._time = BrokerClock()
         self._note_time(opened.now_ms)
-        # From disk each time: what was in memory may be ahead of it after an error.
+        # From disk each time: the state in memory may be ahead of it after an error.
         table = None if self._suspect else self._open_table(False)
         why = self._suspect
         if table is not None:

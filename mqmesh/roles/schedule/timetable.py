@@ -1,4 +1,4 @@
-"""The timetable: what waits, sorted by the time when it is due. It does not live in memory.
+"""The timetable: waiting messages, sorted by their due times. It does not live in memory.
 
 Pure: the caller's store keeps the pairs of keys and values, in memory for tests and in
 LMDB otherwise, all changes of one call in one transaction, together with how far the

@@ -37,7 +37,7 @@ from mqmesh.transport.zmq.streams import COPIED_BYTES, Stream, StreamListener
 LOOK_MS: Final = 100
 """Shortest time between two searches for overdue handshakes, pings and answers."""
 LONGEST_LOOK_MS: Final = HEARTBEAT_INTERVAL_MS + HEARTBEAT_TIMEOUT_MS
-"""Longest time between two of them: whatever begins now is not due before."""
+"""Longest time between two of them: a wait that begins now is not over before."""
 NEVER_MS: Final = sys.maxsize
 
 _KIND: Final = b"ROUTER"
