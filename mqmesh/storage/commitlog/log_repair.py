@@ -106,7 +106,7 @@ class LogRepair:
         # The other records of a group that lost one are there.
         records = records_of(chunk, self._log.check, epoch=0, whole_groups=False)
         if not records:
-            raise CorruptRecord(f"who was asked for the record at {chunk.start} gave none")
+            raise CorruptRecord(f"the other replica sent no record at {chunk.start}")
         self._write(segment, chunk)
         for record in records:
             if record.batch is not None:
