@@ -112,7 +112,7 @@ class WatchedUsers:
         self._looked_ms = clock.monotonic_ms()
         if not self._users.user:
             raise ConfigError(
-                f"users_file {path}: nobody is in it; run mqmesh console add-user NAME"
+                f"users_file {path}: it has no users; run mqmesh console add-user NAME"
             )
 
     def find(self, name: str) -> StoredUser | None:

@@ -144,5 +144,5 @@ class DirectChannels:
         if isinstance(error, MQMeshError):
             return error
         # The engine's connection may do better.
-        _log.error("broker %s could not be asked directly", endpoint, exc_info=error)
-        return EndpointUnreachable(f"broker {endpoint} could not be asked: {error}")
+        _log.error("a request to broker %s failed", endpoint, exc_info=error)
+        return EndpointUnreachable(f"a request to broker {endpoint} failed: {error}")

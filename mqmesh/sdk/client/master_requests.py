@@ -88,8 +88,8 @@ class MasterRequests:
             failure = error
         except Exception as error:
             # The caller counts on an outcome.
-            _log.exception("broker %s could not be asked", broker_name)
-            failure = EndpointUnreachable(f"broker {broker_name} could not be asked: {error}")
+            _log.exception("a request to broker %s failed", broker_name)
+            failure = EndpointUnreachable(f"a request to broker {broker_name} failed: {error}")
         self._loop.call_later(0, lambda: on_done(failure))
 
     def _moved(self, broker_name: str) -> MQMeshError:

@@ -252,5 +252,5 @@ class MQMeshProducer(ProducerProto[MQMeshPublishCommand]):
             )
         except ClientNotOnline as error:
             # The work is done; to repeat it would find no waiting requester, either.
-            _log.warning("a reply found nobody: %s", error)
+            _log.warning("a reply was not sent: %s", error)
             return False

@@ -294,7 +294,9 @@ class CommandServer(RequestServing):
         principal = ANYBODY if self._guard is None else self._principal(self._guard, frame)
         if principal is None:
             sockets.skip_rest(self._socket)
-            self.note_refusal(ResponseCode.NO_PERMISSION, "a connection proves nobody; ended")
+            self.note_refusal(
+                ResponseCode.NO_PERMISSION, "a connection without the key of a user; closed"
+            )
             hang_up(descriptor)
             return
         try:

@@ -108,7 +108,7 @@ def answer(frames: Sequence[bytes], guard: "Guard", own_uid: int) -> tuple[list[
         return [b"", _VERSION, request, *_BROKEN, b"", b""], "ZeroMQ asks what is no question"
     user_id, why = _user_id(frames, own_uid)
     if not why and guard.principal(user_id) is None:
-        why = f"nobody has the key {user_id}, or who has it is not enabled"
+        why = f"no enabled user has the key {user_id}"
     if why:
         where = frames[4].decode("ascii", "replace")
         return [b"", _VERSION, request, *_REFUSED, b"", b""], f"{why} (from {where!r})"

@@ -147,7 +147,7 @@ def test_users_are_read_again_when_their_file_changes(tmp_path):
 def test_a_file_of_users_that_others_may_read_is_refused(tmp_path):
     path = tmp_path / "users.toml"
     assert load_users(path) == UsersFile()
-    with pytest.raises(ConfigError, match="nobody is in it"):
+    with pytest.raises(ConfigError, match="it has no users"):
         WatchedUsers(path, ManualClock())
     save_users(path, UsersFile(user=[new_user("a", "correct horse", "a.toml")]))
     path.chmod(0o640)

@@ -192,7 +192,7 @@ class FollowerTable:
         """
         one = self.by_peer.get(peer)
         if one is None:
-            raise InvalidArgument("an acknowledgement of somebody who has opened no replication")
+            raise InvalidArgument("an acknowledgement of a follower that has opened no replication")
         if not one.written <= written <= one.sent or not one.synced <= synced <= written:
             del self.by_peer[peer]
             self.counts.nacks += 1

@@ -113,7 +113,9 @@ class Reports:
 
 
 _TEXTS: Final = {
-    int(ResponseCode.STALE_RECEIPT): "somebody else has got the message by now, or may get it"
+    int(
+        ResponseCode.STALE_RECEIPT
+    ): "the lease of the message has ended: another consumer has got it, or may get it"
 }
 
 

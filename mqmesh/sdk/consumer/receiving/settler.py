@@ -323,5 +323,5 @@ def _error_of(code: int) -> MQMeshError | None:
     if code == ResponseCode.SUCCESS:
         return None
     if code == ResponseCode.STALE_RECEIPT:
-        return StaleReceipt("the message came too late to be settled: somebody else has got it")
+        return StaleReceipt("the lease of the message has ended: another member has got it")
     return error_of(code, "the broker could not settle the message")
