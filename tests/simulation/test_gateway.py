@@ -190,6 +190,8 @@ def test_a_route_shows_each_broker_group_at_the_gateway(site):
     assert (queues["readQueueNums"], queues["writeQueueNums"], queues["perm"]) == (2, 2, 6)
     missing = client.ask(RemotingCode.GET_ROUTEINFO_BY_TOPIC, topic="nothing")
     assert missing.code == RemotingStatus.TOPIC_NOT_EXIST
+    cluster = client.ask(RemotingCode.GET_ROUTEINFO_BY_TOPIC, topic="DefaultCluster")
+    assert json.loads(cluster.body)["brokerDatas"] == route["brokerDatas"], "tools ask for it"
     for topic in ("RMQ_SYS_TRACE_TOPIC", "shop%RMQ_SYS_TRACE_TOPIC"):
         traces = client.ask(RemotingCode.GET_ROUTEINFO_BY_TOPIC, topic=topic)
         assert traces.code == RemotingStatus.SUCCESS, "it comes with the first trace"

@@ -55,6 +55,10 @@ class Routing:
                 # RocketMQ has it from the beginning, and clients of 5 drop traces without it. The
                 # first one makes it.
                 session.answer(request, body=encode_body(self._route_to_all()))
+            elif isinstance(found, TopicNotFound) and topic in self._clusters():
+                # RocketMQ's brokers have a topic of that name, by which tools find those of a
+                # cluster: `topicStatus -c` of 5.
+                session.answer(request, body=encode_body(self._route_to_all(topic)))
             elif isinstance(found, TopicNotFound) and topic.startswith(RETRY_PREFIX):
                 self._look_for_group(session, request, found, list(self._ports.groups()))
             elif isinstance(found, MQMeshError):
@@ -123,9 +127,15 @@ class Routing:
     def _clusters(self) -> set[str]:
         return set(self._ports.groups().values())
 
-    def _route_to_all(self) -> RouteBody:
-        """Return the route of a topic that no broker has: one queue at each broker group."""
+    def _route_to_all(self, only: str = "") -> RouteBody:
+        """Return the route of a topic that no broker has: one queue at each broker group.
+
+        Args:
+            only: A cluster; "" for the groups of all.
+        """
         groups = self._ports.groups()
+        if only:
+            groups = {name: cluster for name, cluster in groups.items() if cluster == only}
         return RouteBody(
             [RouteQueue(name, 1, 1, Perm.READ_WRITE.value) for name in groups],
             [

@@ -21,7 +21,6 @@ REQUESTS = [
     Meant("*", "fields.MSG_REGION", HARMLESS),  # of answers that are refusals
     Meant("*", "fields.TRACE_ON", HARMLESS),
     Meant("*", "fields.forbiddenType", HARMLESS),
-    Meant("routes: of the cluster", "*", "there is no topic of the cluster's name"),
     Meant("routes: without a topic", "code", MALFORMED),
     Meant("pairs: put without a value", "*", MALFORMED),
     Meant("draining: *, no such broker", "*", CHECKED),
