@@ -173,12 +173,15 @@ def load_cluster(
         config = load_config(ClusterConfig, path, None, overrides, prepare=_share, fill=_fill)
     absolute = str(config.folder.absolute())  # the files of roles have it
     check_utf8(f"{source}: data_dir {absolute!r}", absolute)
+    if not config.namesrv and not config.broker:
+        raise ConfigError(
+            f"{source}: neither [[namesrv]] nor [[broker]]; there is nothing to run: begin with a "
+            "copy of conf/cluster.toml, or leave the file out and use --set"
+        )
     names = [name for _, name, *_ in _roles(config)]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ConfigError(f"{source}: two roles are named {twice!r}; give each its own name")
-    if not names:
-        raise ConfigError(f"{source}: neither [[namesrv]] nor [[broker]]; there is nothing to run")
     return config
 
 

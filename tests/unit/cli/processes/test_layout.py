@@ -99,6 +99,7 @@ def test_an_override_reaches_the_default_cluster():
     ("text", "message"),
     [
         ("", "neither [[namesrv]] nor [[broker]]; there is nothing to run"),
+        ("[exporter]\nenable = true\n", "begin with a copy of conf/cluster.toml"),
         ("[[broker]]\n[[broker]]\n", "two roles are named 'broker-a'"),
         ("[[brokers]]\n", "unknown key brokers; did you mean broker?"),
         ("[broker]\n", "broker = {}: must be a list up to 1,024 of a table"),
