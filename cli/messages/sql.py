@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -238,6 +239,11 @@ def _database(url: str) -> Iterator[None]:
         kind, _, path = url.partition(":///")
         if kind == "sqlite":  # an address of PostgreSQL may have a password
             kind = f"sqlite database {path}"
+            advice = (
+                ""
+                if Path(path).exists()
+                else f"; create it: `mqmesh sql schema --dialect sqlite | sqlite3 {path}`"
+            )
         else:
-            kind = f"{kind.partition(':')[0]} database"
-        raise ConfigError(f"the {kind}: {' '.join(str(error).split())}") from error
+            kind, advice = f"{kind.partition(':')[0]} database", ""
+        raise ConfigError(f"the {kind}: {' '.join(str(error).split())}{advice}") from error

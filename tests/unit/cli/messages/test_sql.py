@@ -72,4 +72,5 @@ def test_errors_name_table_value_and_command(capsys, url, tmp_path):
         code, _, err = run(capsys, "clean", "billing", "--url", f"sqlite:///{path}")
         said = f"the sqlite database {path}: unable to open database file"
         assert (code, said in err) == (2, True)
+        assert f"mqmesh sql schema --dialect sqlite | sqlite3 {path}" in err
         assert not path.exists(), "a wrong path makes no empty database"
