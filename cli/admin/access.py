@@ -112,7 +112,13 @@ def key() -> None:
 @click.option("--create", multiple=True, metavar="TOPIC", help="May have it made by sending.")
 @click.option("--sub", multiple=True, metavar="TOPIC", help="May read it, as its groups.")
 @click.option("--group", multiple=True, metavar="GROUP", help="May consume as this group.")
-@click.option("--role", type=click.Choice([one.value for one in UserRole]), default="none")
+@click.option(
+    "--role",
+    type=click.Choice([one.value for one in UserRole]),
+    default="none",
+    show_default=True,
+    help="Rights beside those by name; docs/security.md says what each role may do.",
+)
 @click.option("--broker", multiple=True, metavar="NAME", help="Broker group, for role broker.")
 @click.option("--expires", type=DAY, help="First day, by UTC, on which it is disabled.")
 @click.option("--within", "namespace", metavar="NAMESPACE", default="", help="Confines it to one.")

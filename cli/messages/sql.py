@@ -32,13 +32,25 @@ url_option: Final = click.option(
     help="Database: sqlite:///PATH or postgresql://…  [also: MQMESH_SQL_URL]",
 )
 outbox_option: Final = click.option(
-    "--outbox", default=_DEFAULTS.outbox, show_default=True, metavar="TABLE"
+    "--outbox",
+    default=_DEFAULTS.outbox,
+    show_default=True,
+    metavar="TABLE",
+    help="Table of the messages to send.",
 )
 relay_option: Final = click.option(
-    "--relay-table", default=_DEFAULTS.relay, show_default=True, metavar="TABLE"
+    "--relay-table",
+    default=_DEFAULTS.relay,
+    show_default=True,
+    metavar="TABLE",
+    help="Table of the relay's progress.",
 )
 inbox_option: Final = click.option(
-    "--inbox", default=_DEFAULTS.inbox, show_default=True, metavar="TABLE"
+    "--inbox",
+    default=_DEFAULTS.inbox,
+    show_default=True,
+    metavar="TABLE",
+    help="Table of the ids of processed messages.",
 )
 
 
@@ -56,7 +68,9 @@ def sql() -> None:
 
 
 @sql.command()
-@click.option("--dialect", type=click.Choice(DIALECTS), required=True)
+@click.option(
+    "--dialect", type=click.Choice(DIALECTS), required=True, help="Database to write SQL for."
+)
 @outbox_option
 @relay_option
 @inbox_option

@@ -77,7 +77,12 @@ def tx() -> None:
     help="Only those that have waited for so long.",
 )
 @click.option(
-    "-n", "--count", type=click.IntRange(1, MAX_LISTED), default=DEFAULT_COUNT, show_default=True
+    "-n",
+    "--count",
+    type=click.IntRange(1, MAX_LISTED),
+    default=DEFAULT_COUNT,
+    show_default=True,
+    help="Show so many messages at most.",
 )
 @cluster_options
 def list_half_messages(

@@ -110,7 +110,13 @@ def _spark_options(function: Callable[..., Any]) -> Callable[..., Any]:
         _conf,
         click.option("--jars", type=click.Path(path_type=Path), help="Delta Lake's jars."),
         click.option("--memory", default="1g", show_default=True, help="Java's heap."),
-        click.option("--cores", default=2, type=click.IntRange(1), show_default=True),
+        click.option(
+            "--cores",
+            default=2,
+            type=click.IntRange(1),
+            show_default=True,
+            help="Tasks of Spark that run at once on this machine.",
+        ),
         click.option("--master", default="", help="A Spark cluster, e.g. spark://host:7077."),
     ):
         command = option(command)
@@ -271,7 +277,15 @@ def status(archive: str, with_topics: bool) -> int:
     "--from", "from_text", metavar="TIME", help=f"Stored at this time or later: {TIME_HELP}."
 )
 @click.option("--to", "to_text", metavar="TIME", help="Stored at this time or before, UTC.")
-@click.option("-n", "--max", "most", type=click.IntRange(1), default=32, show_default=True)
+@click.option(
+    "-n",
+    "--max",
+    "most",
+    type=click.IntRange(1),
+    default=32,
+    show_default=True,
+    help="Show so many messages at most.",
+)
 @click.option("--body", is_flag=True, help="Print bodies alone, as they are.")
 @json_option
 def find(
@@ -319,7 +333,15 @@ def find(
 @archive.command()
 @_archive
 @click.argument("text", metavar="SELECT")
-@click.option("-n", "--max", "most", type=click.IntRange(1), default=1_000, show_default=True)
+@click.option(
+    "-n",
+    "--max",
+    "most",
+    type=click.IntRange(1),
+    default=1_000,
+    show_default=True,
+    help="Show so many rows at most.",
+)
 @click.option(
     "--values",
     multiple=True,
@@ -509,7 +531,13 @@ def forget(
 
 @archive.command()
 @_archive
-@click.option("--older-than", default="7d", show_default=True, metavar="AGE")
+@click.option(
+    "--older-than",
+    default="7d",
+    show_default=True,
+    metavar="AGE",
+    help="Only files unneeded for so long, 1h or more.",
+)
 @click.option("--dry-run", is_flag=True, help="Only show which files would be deleted.")
 @json_option
 def vacuum(archive: str, older_than: str, dry_run: bool) -> int:
@@ -536,7 +564,13 @@ def vacuum(archive: str, older_than: str, dry_run: bool) -> int:
 
 
 @archive.command()
-@click.option("--to", "directory", required=True, type=click.Path(path_type=Path))
+@click.option(
+    "--to",
+    "directory",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="Directory for the jars.",
+)
 @_conf
 @_verbose
 @json_option

@@ -57,6 +57,7 @@ class Resent(msgspec.Struct, frozen=True):
     type=click.Choice(["ndjson", "parquet", "resend"]),
     default="ndjson",
     show_default=True,
+    help="JSON lines, Parquet files, or messages of a topic again.",
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File, or directory.")
 @click.option("--into", default="", help="With resend: the topic; else that of the message.")

@@ -85,6 +85,16 @@ def test_every_command_has_examples_that_can_be_parsed(capsys, name, command):
         parse(line, capsys)
 
 
+def test_every_option_has_a_help_text():
+    bare = [
+        f"{name} {option.opts[-1]}"
+        for name, command in commands(main.root)
+        for option in command.params
+        if isinstance(option, click.Option) and not (option.help or option.hidden)
+    ]
+    assert bare == []
+
+
 def test_command_lines_are_found():
     text = "# mqmesh up -c x   a remark\n  mqmesh send a \\\n      --tag b\ncat x | mqmesh status\n"
     assert list(command_lines(text)) == ["up -c x", "send a --tag b", "status"]
