@@ -114,7 +114,7 @@ def config_options(function: _F) -> _F:
         "overrides",
         multiple=True,
         metavar="KEY=VALUE",
-        help="Override a setting, e.g. --set storage.flush_disk_type=SYNC_FLUSH. Repeatable.",
+        help="Override a setting of the file: its dotted key and a value. Repeatable.",
     )(function)
     return click.option(
         "-c",
