@@ -7,6 +7,7 @@ import importlib
 import shutil
 from contextlib import nullcontext
 from datetime import UTC, datetime
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -257,6 +258,7 @@ def test_run_goes_on_after_errors_of_the_system_and_without_snapshots_that_vanis
     found = [(root / f"a.{number}", is_needed) for number, is_needed in enumerate(needed)]
     deleted = []
     for name, instead in {
+        "archive_module": lambda name: SimpleNamespace(archive_place=Path),
         "_take_in": take_in,
         "_snapshot": snapshot,
         "AdminClient": lambda namesrv: nullcontext(),
