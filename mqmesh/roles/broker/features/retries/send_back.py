@@ -329,7 +329,7 @@ class SendBackFeature(Feature):
                 if state == DEAD:
                     gathering.note_dead(index, after - start)
                 elif state is None and whole:
-                    self._bury_whole(back.group, found, index, gathering)
+                    self._bury_whole(back.group, entry.topic, found, index, gathering)
                 elif state is None:
                     self._retry(back, index, entry, found, start, after, gathering)
             place = behind
@@ -363,13 +363,13 @@ class SendBackFeature(Feature):
             self._take_step(back.group, index, entry, step, gathering)
 
     def _bury_whole(
-        self, group: str, found: BatchInStore, index: int, gathering: _Gathering
+        self, group: str, origin: str, found: BatchInStore, index: int, gathering: _Gathering
     ) -> None:
         """Move a batch that cannot be read to the dead letters as it is."""
         header = found.header
         if self._drops(group, header.message_count):
             return
-        topic = self._topic_of(group, is_dead=True)
+        topic = self._dead_letter_topic(group, origin)
         batch = redeliver(found.data, header, topic=topic, queue_id=RETRY_QUEUE)
         mark = SentBackMark(group, header.commitlog_offset, 0, header.message_count, True)
         gathering.add(index, int(header.base_queue_offset), batch_to_put(batch), mark)
@@ -389,7 +389,10 @@ class SendBackFeature(Feature):
     ) -> None:
         if step.is_dead and self._drops(group, len(step.messages)):
             return
-        topic = self._topic_of(group, is_dead=step.is_dead)
+        if step.is_dead:
+            topic = self._dead_letter_topic(group, step.messages[0].topic)
+        else:
+            topic = retry_topic(group)
         try:
             queue_id = RETRY_QUEUE if step.is_dead else self._retry_queue(topic, entry)
             batch = step.batch(topic, queue_id, self._place)
@@ -414,11 +417,10 @@ class SendBackFeature(Feature):
         has_priority = entry.topic == retries or self._topics.require(entry.topic).config.priorities
         return entry.queue_id if has_priority else RETRY_QUEUE
 
-    def _topic_of(self, group: str, *, is_dead: bool) -> str:
-        if not is_dead:
-            return retry_topic(group)
+    def _dead_letter_topic(self, group: str, origin: str) -> str:
+        """Return the topic for a group's dead letters of a topic, and make it if it is missing."""
         own = self._policies(group).dead_letter
-        if own == KEEP:
+        if own in (KEEP, origin):  # in their own topic, the group would get them for ever
             return dlq_topic(group)
         self._topics.check_room(own)  # no group bounds it
         self._writes.ensure_topic(own)

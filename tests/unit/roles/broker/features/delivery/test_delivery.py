@@ -678,6 +678,16 @@ def test_a_rejected_message_is_a_dead_letter_at_once(scene):
     assert scene.committed == 2
 
 
+@pytest.mark.parametrize("own", ["t", "kept-aside"])
+def test_a_dead_letter_never_returns_to_the_topic_that_it_comes_from(stage, own):
+    scene = Scene(stage, dead_letter=own)
+    scene.send(1)
+    (lease,), _ = scene.receive()
+    assert scene.settle(lease, SettleAction.REJECT) == OK
+    assert scene.receive()[0] == []
+    assert len(dead_letters(stage)) == (own == "t")
+
+
 def test_a_dead_letter_in_a_table_stands_behind_what_was_compared_before(stage):
     scene = Scene(stage, dead_letter="kv")
     stage.features.state.topics.set(TopicConfig("kv", 1, 1, history=1), 0)
