@@ -9,10 +9,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from harness.simulation.election import start_group
 from harness.simulation.world import World
 from simulation.test_election import Site
 
 from mqmesh import Message, Producer, PullConsumer
+from mqmesh.coordination.interface import AckReplicas
 from mqmesh.protocol.remoting.codes import RemotingCode, RemotingStatus
 from mqmesh.protocol.remoting.frame import (
     ONEWAY,
@@ -245,6 +247,31 @@ def test_a_broker_group_that_comes_after_the_gateway_is_served_at_once(tmp_path)
     gateway.stop()
     for process in world.processes():
         process.release()
+
+
+def test_the_first_master_of_a_group_is_found_at_once(tmp_path):
+    class GatewayWorld(World):
+        def add_schedule(self, group: str) -> None:
+            super().add_schedule(group)
+            self.gateway = self.add_gateway()
+            self.gateway.start()  # before the replicas
+
+    world = GatewayWorld(1, tmp_path, real_store=True)
+    start_group(world, AckReplicas.ALL)
+    made = Client(SimpleNamespace(world=world, run=world.simulation.run), BROKER).ask(
+        RemotingCode.UPDATE_AND_CREATE_TOPIC,
+        topic="new",
+        defaultTopic="TBW102",
+        readQueueNums=1,
+        writeQueueNums=1,
+        perm=6,
+    )
+    assert made.code == RemotingStatus.SUCCESS, made.remark
+    world.gateway.stop()
+    for process in (world.gateway, *world.processes()):
+        process.release()
+    for disk in world.disks.values():
+        disk.release()
 
 
 def test_what_is_sent_is_pulled_by_both(site):

@@ -25,7 +25,7 @@ from mqmesh.sdk.client.broker_connections import BrokerConnections
 from mqmesh.sdk.client.master_requests import MasterRequests
 from mqmesh.sdk.client.namesrv_link import NamesrvLink
 from mqmesh.sdk.client.options import ClientOptions
-from mqmesh.sdk.client.route_cache import RouteCache
+from mqmesh.sdk.client.route_cache import MASTER_ID, RouteCache
 from mqmesh.sdk.client.route_finder import OnRoute, RouteFinder
 from mqmesh.transport.endpoints import endpoint_of, learn_keys, usable_brokers
 from mqmesh.transport.interface import Connection, OnDone, Transport
@@ -210,8 +210,9 @@ class Upstream:
             self._link.request(RequestCode.GET_BROKER_CLUSTER_INFO, header, self._take_cluster)
 
     def _on_hint(self, hint: RouteHint) -> None:
-        # A new broker group is served at once: a cluster that has just started is used.
-        known = {one.broker_name for one in self.groups}
+        # A new broker group, or its first master, is served at once: a cluster that has just
+        # started is used.
+        known = {one.broker_name for one in self.groups if MASTER_ID in one.addresses}
         if not hint.topics or not known.issuperset(hint.brokers):
             self.look()
 
