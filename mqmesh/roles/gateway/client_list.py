@@ -18,7 +18,7 @@ from mqmesh.roles.gateway.members import GatewayMember
 
 
 def list_clients(
-    asked: GatewayClientsRequest,
+    query: GatewayClientsRequest,
     backends: Iterable[tuple[str, GatewayBackend]],
     now_ms: int,
     namespace: str = "",
@@ -26,7 +26,7 @@ def list_clients(
     """Return a page of the clients.
 
     Args:
-        asked: Request with the beginning of the list.
+        query: Request with the beginning of the list.
         backends: User and backend; "" for anonymous clients.
         now_ms: Monotonic clock.
         namespace: Only clients with names in this namespace, and only those names; "" for all.
@@ -45,7 +45,7 @@ def list_clients(
             found |= {
                 (client_id, user): row for client_id, row in backend.grpc.rows(user, now_ms).items()
             }
-    after = (asked.after_client_id, asked.after_user)
+    after = (query.after_client_id, query.after_user)
     keys = sorted(key for key in {*found, *members} if key > after)
     page: list[GatewayClient] = []
     looked_at = size = 0

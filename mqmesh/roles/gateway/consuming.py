@@ -258,8 +258,8 @@ class Consuming:
             return
         suspend_ms = 0
         if flag & SUSPEND:
-            asked_ms = number_field(request, "suspendTimeoutMillis", 0)
-            suspend_ms = min(max(asked_ms, 0), MAX_SUSPEND_MS)
+            wanted_ms = number_field(request, "suspendTimeoutMillis", 0)
+            suspend_ms = min(max(wanted_ms, 0), MAX_SUSPEND_MS)
         self._ask(session, request, key, queue, offset, suspend_ms)
 
     def _ask(
@@ -276,7 +276,7 @@ class Consuming:
         """Ask the broker for the messages of a pull."""
         member, clock = self._members.of(session), self._upstream.loop.clock
         until_ms = clock.monotonic_ms() + suspend_ms
-        asked = PullRequest(
+        pull = PullRequest(
             *queue,
             max(offset, 0),
             PULL_BYTES,
@@ -323,7 +323,7 @@ class Consuming:
             key[0],
             RequestCode.PULL_MESSAGE,
             done,
-            header=encode_header(asked),
+            header=encode_header(pull),
             timeout_ms=suspend_ms + REQUEST_MS,
         )
 

@@ -267,10 +267,10 @@ class GatewayMembers:
 
     def _check_client(self, session: RemotingSession, request: RemotingCommand) -> None:
         """Check the expression of a consumer that starts: a wrong one ends it."""
-        asked = decode_body(CheckClientBody, request.body).subscription_data
+        subscription = decode_body(CheckClientBody, request.body).subscription_data
         try:
-            if asked.expression_type == ExpressionType.SQL92.value:
-                parse_sql(asked.sub_string or "")
+            if subscription.expression_type == ExpressionType.SQL92.value:
+                parse_sql(subscription.sub_string or "")
         except InvalidArgument as error:
             session.fail(request, error, RemotingStatus.SUBSCRIPTION_PARSE_FAILED)
         else:
@@ -384,14 +384,14 @@ class GatewayMembers:
         self._upstream.ask(broker_of(session), RequestCode.GET_CONSUMER_LIST_BY_GROUP, header, done)
 
     def _lock(self, session: RemotingSession, request: RemotingCommand) -> None:
-        asked = decode_body(LockBody, request.body)
-        member = self._member(session, asked.client_id)
-        group = asked.consumer_group
+        lock_body = decode_body(LockBody, request.body)
+        member = self._member(session, lock_body.client_id)
+        group = lock_body.consumer_group
         entries = [
             LockEntry(
                 one.topic, one.queue_id, member.tokens.get((group, one.topic, one.queue_id), 0)
             )
-            for one in asked.mq_set
+            for one in lock_body.mq_set
         ]
 
         def done(answer: Command | MQMeshError) -> None:
@@ -403,7 +403,7 @@ class GatewayMembers:
                 session.fail(request, error)
                 return
             locked = []
-            for queue, entry in zip(asked.mq_set, found, strict=False):
+            for queue, entry in zip(lock_body.mq_set, found, strict=False):
                 key = (group, entry.topic, entry.queue_id)
                 if entry.token > 0 and len(member.tokens) < MOST_CLAIMS:
                     member.tokens[key] = entry.token
@@ -416,14 +416,14 @@ class GatewayMembers:
         self._upstream.ask(member.broker_name, RequestCode.LOCK_BATCH_MQ, header, done)
 
     def _unlock(self, session: RemotingSession, request: RemotingCommand) -> None:
-        asked = decode_body(LockBody, request.body)
-        member = self._member(session, asked.client_id)
-        group = asked.consumer_group
-        for one in asked.mq_set:
+        lock_body = decode_body(LockBody, request.body)
+        member = self._member(session, lock_body.client_id)
+        group = lock_body.consumer_group
+        for one in lock_body.mq_set:
             key = (group, one.topic, one.queue_id)
             member.tokens.pop(key, None)
             member.claims.pop(key, None)
-        entries = [LockEntry(one.topic, one.queue_id) for one in asked.mq_set]
+        entries = [LockEntry(one.topic, one.queue_id) for one in lock_body.mq_set]
 
         def done(answer: Command | MQMeshError) -> None:
             if isinstance(answer, MQMeshError):

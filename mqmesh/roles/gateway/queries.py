@@ -60,14 +60,14 @@ class Queries:
             max(number_field(request, "endTimestamp", 2**63 - 1), 0),
             most,
         )
-        asked: list[tuple[RequestCode, msgspec.Struct]] = [(RequestCode.QUERY_MESSAGE, by_key)]
+        lookups: list[tuple[RequestCode, msgspec.Struct]] = [(RequestCode.QUERY_MESSAGE, by_key)]
         if UNIQUE_QUERY in request.fields and len(key) == MESSAGE_ID_DIGITS:
             # The id of a message of mqmesh's clients, which is none of its keys.
             by_id = QueryMessageByIdRequest(key, most)
-            asked.append((RequestCode.QUERY_MESSAGE_BY_ID, by_id))
+            lookups.append((RequestCode.QUERY_MESSAGE_BY_ID, by_id))
 
         def ask() -> None:
-            code, query = asked.pop(0)
+            code, query = lookups.pop(0)
             self._upstream.ask(broker_name, code, encode_header(query), done)
 
         def done(answer: Command | MQMeshError) -> None:
@@ -85,7 +85,7 @@ class Queries:
             except MQMeshError as error:
                 session.fail(request, error)
                 return
-            if not found and asked:
+            if not found and lookups:
                 ask()
             elif found:
                 fields = {"indexLastUpdateTimestamp": NEVER, "indexLastUpdatePhyoffset": NEVER}

@@ -112,13 +112,13 @@ class GatewaySendBacks:
     ) -> None:
         """Find queue and offset of a message by the client's id, or by mqmesh's."""
         by_key = QueryMessageRequest(topic, message_id, max_count=MOST_FOUND)
-        asked: list[tuple[RequestCode, msgspec.Struct]] = [(RequestCode.QUERY_MESSAGE, by_key)]
+        lookups: list[tuple[RequestCode, msgspec.Struct]] = [(RequestCode.QUERY_MESSAGE, by_key)]
         if len(message_id) == MESSAGE_ID_DIGITS:
             by_id = QueryMessageByIdRequest(message_id, MOST_FOUND)
-            asked.append((RequestCode.QUERY_MESSAGE_BY_ID, by_id))
+            lookups.append((RequestCode.QUERY_MESSAGE_BY_ID, by_id))
 
         def ask() -> None:
-            code, query = asked.pop(0)
+            code, query = lookups.pop(0)
             self._upstream.ask(broker_name, code, encode_header(query), found)
 
         def found(answer: Command | MQMeshError) -> None:
@@ -134,7 +134,7 @@ class GatewaySendBacks:
                 if one.info.topic == topic and message_id in ids:
                     on_done((one.queue_id, one.queue_offset))
                     return
-            if asked:
+            if lookups:
                 ask()
             else:
                 on_done(OffsetIllegal(f"topic {topic!r} has no message {message_id} here"))
@@ -186,7 +186,7 @@ class GatewaySendBacks:
     ) -> None:
         """Send a message back, and answer when it is stored."""
         most = most if most >= 0 else DEFAULT_MAX_RECONSUME_TIMES
-        asked = SendBackRequest(group, [entry], most)
+        back = SendBackRequest(group, [entry], most)
 
         def done(answer: Command | MQMeshError) -> None:
             try:
@@ -200,7 +200,7 @@ class GatewaySendBacks:
             else:
                 session.answer(request, fields=fields)
 
-        header = encode_header(asked)
+        header = encode_header(back)
         self._upstream.ask(broker_of(session), RequestCode.CONSUMER_SEND_MSG_BACK, header, done)
 
 

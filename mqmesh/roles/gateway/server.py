@@ -336,9 +336,9 @@ class GatewayServer:
     def _named_backends(self) -> list[tuple[str, GatewayBackend]]:
         return [("", self._backend), *(() if self._users is None else self._users.all())]
 
-    def _list_clients(self, request: Request, asked: GatewayClientsRequest) -> GatewayClients:
-        namespace = request.peer.principal.namespace or asked.namespace
-        return list_clients(asked, self._named_backends(), self._clock.monotonic_ms(), namespace)
+    def _list_clients(self, request: Request, query: GatewayClientsRequest) -> GatewayClients:
+        namespace = request.peer.principal.namespace or query.namespace
+        return list_clients(query, self._named_backends(), self._clock.monotonic_ms(), namespace)
 
     def _make_backend(self, user: GatewayUser) -> GatewayBackend:
         own = load_credentials(Path(user.credentials))

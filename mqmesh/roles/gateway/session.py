@@ -89,7 +89,7 @@ class SessionLimits(msgspec.Struct, frozen=True):
     idle_timeout_ms: int
 
 
-MOST_ASKED: Final = 1_000
+MOST_QUESTIONS: Final = 1_000
 """Questions to one client without an answer."""
 MOST_PARKED: Final = 65_536
 """Pulls of one connection that wait for messages apart from the limit of requests in flight."""
@@ -213,7 +213,7 @@ class RemotingSession(ClientConnection):
         self._waiting = 0
         self._parked = 0
         self._next_opaque = 0
-        self._asked: dict[int, OnClientAnswer] = {}
+        self._questions: dict[int, OnClientAnswer] = {}
         self.broker_name = broker_name
         self.client_id = ""
 
@@ -299,11 +299,11 @@ class RemotingSession(ClientConnection):
         Raises:
             SystemBusy: Too many questions are under way.
         """
-        if len(self._asked) >= MOST_ASKED:
-            raise SystemBusy(f"{MOST_ASKED} questions to client {self.client_id} are under way")
+        if len(self._questions) >= MOST_QUESTIONS:
+            raise SystemBusy(f"{MOST_QUESTIONS} questions to client {self.client_id} are under way")
         self._next_opaque += 1
         opaque = self._next_opaque
-        self._asked[opaque] = on_answer
+        self._questions[opaque] = on_answer
         self._send(RemotingCommand(code, opaque, 0, fields, body))
         return lambda: self._answered(opaque, None)
 
@@ -340,7 +340,7 @@ class RemotingSession(ClientConnection):
             self.fail(command, error)
 
     def _answered(self, opaque: int, answer: RemotingCommand | None) -> None:
-        on_answer = self._asked.pop(opaque, None)
+        on_answer = self._questions.pop(opaque, None)
         if on_answer is not None:
             on_answer(answer)
 
@@ -362,7 +362,7 @@ class RemotingSession(ClientConnection):
         if not self.is_closed:
             self.is_closed = True
             self._on_end(self)
-            for opaque in list(self._asked):
+            for opaque in list(self._questions):
                 self._answered(opaque, None)
 
 

@@ -147,26 +147,26 @@ class ClientJobs:
         Raises:
             RemoteProtocolError: The question cannot be read.
         """
-        asked = decode_header(AskClient, command.header)
+        inquiry = decode_header(AskClient, command.header)
 
         def answered(answer: msgspec.Struct | MQMeshError) -> None:
             if isinstance(answer, MQMeshError):
-                header = ClientAnswer(asked.token, code_of(answer), str(answer)[:1_024])
+                header = ClientAnswer(inquiry.token, code_of(answer), str(answer)[:1_024])
                 body = b""
             else:
-                header, body = ClientAnswer(asked.token), encode_header(answer)
+                header, body = ClientAnswer(inquiry.token), encode_header(answer)
             code = RequestCode.ANSWER_OF_CLIENT
             self._upstream.oneway(broker_name, code, encode_header(header), body)
 
         try:
-            if asked.code == RequestCode.GET_CONSUMER_RUNNING_INFO:
-                question = decode_header(RunningInfoRequest, memoryview(asked.question))
+            if inquiry.code == RequestCode.GET_CONSUMER_RUNNING_INFO:
+                question = decode_header(RunningInfoRequest, memoryview(inquiry.question))
                 if by_grpc is not None and by_grpc.knows(question.client_id):
                     by_grpc.questions.running_info(question, answered)
                 else:
                     self._ask_running_info(broker_name, question, answered)
-            elif asked.code == RequestCode.CONSUME_MESSAGE_DIRECTLY:
-                to_hand = decode_header(HandToRequest, memoryview(asked.question))
+            elif inquiry.code == RequestCode.CONSUME_MESSAGE_DIRECTLY:
+                to_hand = decode_header(HandToRequest, memoryview(inquiry.question))
                 message = _message_of(to_hand, bytes(command.body), broker_name)
                 if by_grpc is not None and by_grpc.knows(to_hand.client_id):
                     by_grpc.questions.hand_over(to_hand.client_id, message, answered)

@@ -196,9 +196,9 @@ class _JobRun:
             return
         try:
             if isinstance(answer, MQMeshError):
-                asked = self._steps.throw(answer)
+                next_step = self._steps.throw(answer)
             else:
-                asked = self._steps.send(answer)  # type: ignore[arg-type]
+                next_step = self._steps.send(answer)  # type: ignore[arg-type]
         except StopIteration as end:
             done: JobAnswer = end.value
             body = done.body if isinstance(done.body, bytes) else encode_body(done.body)
@@ -212,6 +212,6 @@ class _JobRun:
             self._session.fail(self._request, error)
         else:
             try:
-                asked.start(self.go_on)
+                next_step.start(self.go_on)
             except MQMeshError as error:
                 self.go_on(error)

@@ -90,7 +90,7 @@ class _Joined(msgspec.Struct, eq=False):
     """A client at one broker group: the heartbeat that it took last, and who waits for the next."""
 
     heartbeat: HeartbeatRequest | None = None
-    asked: HeartbeatRequest | None = None
+    reported: HeartbeatRequest | None = None
     waiting: list[OnJoined] = []
 
 
@@ -333,7 +333,7 @@ class GrpcClients:
 
                 # Nothing of before counts, nor what is under way by the former connection.
                 known = client.brokers[broker_name]
-                known.heartbeat = known.asked = None
+                known.heartbeat = known.reported = None
                 self.join(client, broker_name, joined)
 
     def leave_all(self) -> None:
@@ -359,7 +359,7 @@ class GrpcClients:
             on_joined(None)
             return
         joined.waiting.append(on_joined)
-        if joined.asked != wanted:
+        if joined.reported != wanted:
             self._send(client, broker_name)
 
     def subscribe(self, client: GrpcClient, group: str, one: Subscription) -> None:
@@ -458,15 +458,15 @@ class GrpcClients:
 
     def _send(self, client: GrpcClient, broker_name: str) -> None:
         joined = client.brokers[broker_name]
-        wanted = joined.asked = client.heartbeat()
+        wanted = joined.reported = client.heartbeat()
 
         def done(answer: Command | MQMeshError) -> None:
-            if joined.asked is wanted:
-                joined.asked = None
+            if joined.reported is wanted:
+                joined.reported = None
             error = answer if isinstance(answer, MQMeshError) else None
             if error is None:
                 joined.heartbeat = wanted
-            if joined.asked is None:
+            if joined.reported is None:
                 waiting, joined.waiting = joined.waiting, []
                 for one in waiting:
                     one(error)

@@ -205,7 +205,7 @@ class GrpcConsuming:
         suspend_ms = max(receive.until_ms - self._now_ms(), 0)
         is_damaged = _source(receive) in self._damaged
         self._damaged.pop(_source(receive), None)
-        asked = ReceiveRequest(
+        outgoing = ReceiveRequest(
             receive.group,
             wanted.topic,
             receive.client.client_id,
@@ -221,7 +221,7 @@ class GrpcConsuming:
             receive.broker_name,
             RequestCode.RECEIVE_MESSAGE,
             partial(self._received, receive),
-            header=encode_header(asked),
+            header=encode_header(outgoing),
             timeout_ms=suspend_ms + ANSWER_MS,
         )
 

@@ -132,7 +132,7 @@ class ClientLease(msgspec.Struct, eq=False):
         source: Connection that it was given by.
         given_ms: When that was, monotonic clock.
         planned_ms: Time of its next check, monotonic clock; 0 for none.
-        asked: Number of extensions of it without an answer.
+        extensions: Number of extensions of it without an answer.
     """
 
     client_id: str
@@ -143,7 +143,7 @@ class ClientLease(msgspec.Struct, eq=False):
     source: object
     given_ms: int
     planned_ms: int = 0
-    asked: int = 0
+    extensions: int = 0
 
 
 class ClientLeases:
@@ -277,7 +277,7 @@ class ClientLeases:
             held = one.held
             if self._leases.get((held.broker_name, held.lease.lease)) is not one:
                 continue
-            if held.until_ms <= now_ms and not one.asked:
+            if held.until_ms <= now_ms and not one.extensions:
                 self._drop(one)  # it ended at the broker, too
                 continue
             over = [offset for offset, until_ms in one.unsettled.items() if until_ms <= now_ms]
@@ -287,7 +287,7 @@ class ClientLeases:
                 self._report(one, over, SettleAction.NACK, _AT_ONCE)
             if not one.unsettled:
                 continue
-            if self._is_short(one) and now_ms >= self._renew_ms(one) and not one.asked:
+            if self._is_short(one) and now_ms >= self._renew_ms(one) and not one.extensions:
                 length_ms = min(held.lease.length_ms, max(one.unsettled.values()) - now_ms)
                 self._extend(one, max(length_ms, MIN_INVISIBLE_MS), _ignore)
             self._plan(one)
@@ -316,7 +316,7 @@ class ClientLeases:
         until_ms = self._now_ms() + length_ms
 
         def done(error: MQMeshError | None) -> None:
-            one.asked -= 1
+            one.extensions -= 1
             if isinstance(error, StaleReceipt):
                 self._drop(one)
             elif one.unsettled:
@@ -325,7 +325,7 @@ class ClientLeases:
                 self._plan(one)  # one that failed is tried again while the lease lasts
             on_done(error)
 
-        one.asked += 1
+        one.extensions += 1
         self._report(one, list(one.unsettled), SettleAction.EXTEND, length_ms, done)
 
     def _report(

@@ -140,7 +140,7 @@ class GrpcPulling:
     def _ask(self, pull: _Pull, *, verify: bool = False) -> None:
         wanted = pull.subscription
         suspend_ms = max(pull.until_ms - self._upstream.loop.clock.monotonic_ms(), 0)
-        asked = PullRequest(
+        outgoing = PullRequest(
             pull.group,
             wanted.topic,
             pull.queue_id,
@@ -172,7 +172,7 @@ class GrpcPulling:
             pull.broker_name,
             RequestCode.PULL_MESSAGE,
             done,
-            header=encode_header(asked),
+            header=encode_header(outgoing),
             timeout_ms=suspend_ms + REQUEST_MS,
         )
 

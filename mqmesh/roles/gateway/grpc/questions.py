@@ -19,7 +19,7 @@ from mqmesh.protocol.grpc.codes import ClientType, ReplyCode
 from mqmesh.protocol.grpc.messages import CLASSES, GrpcMessage
 from mqmesh.roles.gateway.grpc.clients import GrpcClient, GrpcClients
 from mqmesh.roles.gateway.grpc.converting import write_message
-from mqmesh.roles.gateway.session import MOST_ASKED
+from mqmesh.roles.gateway.session import MOST_QUESTIONS
 from mqmesh.roles.gateway.upstream import Upstream
 
 QUESTION_MS: Final = 10_000
@@ -52,7 +52,7 @@ class GrpcQuestions:
     def __init__(self, upstream: Upstream, clients: GrpcClients) -> None:
         self._upstream = upstream
         self._clients = clients
-        self._asked: dict[str, _Question] = {}
+        self._open: dict[str, _Question] = {}
         self._nonces: Iterator[int] = itertools.count(1)
 
     def running_info(
@@ -108,14 +108,14 @@ class GrpcQuestions:
             SystemBusy: Too many questions are under way.
         """
         client = self._client(client_id)
-        asked_ms = self._now_ms()
+        begun_ms = self._now_ms()
 
         def replied(reply: GrpcMessage | ClientNotOnline) -> None:
             if isinstance(reply, ClientNotOnline):
                 on_done(reply)
                 return
             result = _RESULTS.get(reply.status.code, HandedResult.EXCEPTION)
-            took_ms = self._now_ms() - asked_ms
+            took_ms = self._now_ms() - begun_ms
             on_done(HandedOver(result, reply.status.message[:4_096], took_ms))
 
         stream = next(iter(client.streams))
@@ -128,26 +128,26 @@ class GrpcQuestions:
     def on_reply(self, client: GrpcClient, reply: GrpcMessage) -> None:
         """Give a reply of a client's Telemetry stream to the question with its nonce."""
         nonce = reply.thread_stack_trace.nonce or reply.verify_message_result.nonce
-        asked = self._asked.get(nonce)
-        if asked is not None and asked.client is client:
-            del self._asked[nonce]
-            asked.on_reply(reply)
+        found = self._open.get(nonce)
+        if found is not None and found.client is client:
+            del self._open[nonce]
+            found.on_reply(reply)
 
     def _client(self, client_id: str) -> GrpcClient:
         client = self._clients.find(client_id)
         if client is None or not client.streams:
             raise ClientNotOnline(f"client {client_id[:300]!r} has no Telemetry stream")
-        if len(self._asked) >= MOST_ASKED:
-            raise SystemBusy(f"{MOST_ASKED} questions to clients by gRPC are under way")
+        if len(self._open) >= MOST_QUESTIONS:
+            raise SystemBusy(f"{MOST_QUESTIONS} questions to clients by gRPC are under way")
         return client
 
     def _note(self, client: GrpcClient, on_reply: OnReply) -> str:
         """Return the number of a question, whose answer is waited for from now on."""
         nonce = str(next(self._nonces))
-        self._asked[nonce] = _Question(client, on_reply)
+        self._open[nonce] = _Question(client, on_reply)
 
         def late() -> None:
-            if self._asked.pop(nonce, None) is not None:
+            if self._open.pop(nonce, None) is not None:
                 on_reply(ClientNotOnline(f"client {client.client_id} did not answer"))
 
         self._upstream.loop.call_later(QUESTION_MS, late)

@@ -147,10 +147,10 @@ class GrpcRouting:
             ),
         )
 
-    def _endpoints(self, asked: GrpcMessage) -> GrpcMessage:
+    def _endpoints(self, wanted: GrpcMessage) -> GrpcMessage:
         """Return where a client finds the gateway: as it says itself, which it has reached."""
-        if asked.addresses:
-            return asked
+        if wanted.addresses:
+            return wanted
         host, port = self._address.host, self._address.port
         address = CLASSES["Address"](host=host, port=port)
         return CLASSES["Endpoints"](scheme=IPV4, addresses=[address])
