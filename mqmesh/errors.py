@@ -353,7 +353,7 @@ class ClientClosed(ClientError):
 
 
 class Reject(ClientError):
-    """Raised by a listener when no retry will help a message: it becomes a dead letter at once.
+    """Raised when a listener rejects a message, which becomes a dead letter at once.
 
     The text of the error travels with the message. In a call with several messages it counts as
     any other failure: the messages are redelivered one by one, so that the listener can reject the
