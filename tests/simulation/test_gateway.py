@@ -442,6 +442,10 @@ def test_a_tool_moves_a_group_again_that_it_has_just_reset(site):
     one.ask(RemotingCode.UNREGISTER_CLIENT, clientID="one", consumerGroup="g")
     where = {"topic": "t", "group": "g", "timestamp": 0, "isForce": True}
     tool.ask(RemotingCode.INVOKE_BROKER_TO_RESET_OFFSET, **where)
+    tool.post(RemotingCode.UPDATE_CONSUMER_OFFSET, flag=ONEWAY, commitOffset=2, **fields)
+    site.run(500)
+    found = tool.offset(RemotingCode.QUERY_CONSUMER_OFFSET, consumerGroup="g")
+    assert found == 0, "the late commit of a consumer undoes no reset"
     moved = tool.ask(RemotingCode.UPDATE_CONSUMER_OFFSET, commitOffset=1, **fields)
     assert moved.code == RemotingStatus.SUCCESS, moved.remark
     assert tool.offset(RemotingCode.QUERY_CONSUMER_OFFSET, consumerGroup="g") == 1

@@ -519,17 +519,20 @@ class Consuming:
                 return
             if isinstance(error, StaleGeneration) and member is not None:
                 self._members.notify_changed(member, key[0])
-            if isinstance(error, OffsetIllegal) and not (member and member.consumes(key[0])):
-                self._move(session, request, key, offset)
+            is_member = member is not None and member.consumes(key[0])
+            # Tools wait for an answer. Consumers do not: the last commit of one that has left must
+            # not undo a reset.
+            if isinstance(error, OffsetIllegal) and not (is_member or request.is_oneway):
+                self._reset(session, request, key, offset)
                 return
             session.fail(request, error)
 
         self._commit(broker_name, member, key, offset, done)
 
-    def _move(
+    def _reset(
         self, session: RemotingSession, request: RemotingCommand, key: QueueKey, offset: int
     ) -> None:
-        """Move a group for a tool, which is no member: a reset before is not waited for."""
+        """Reset the offset of a group in a queue for a tool, also right behind another reset."""
         group, topic, queue_id = key
 
         def done(answer: Command | MQMeshError) -> None:
