@@ -344,18 +344,18 @@ def _convert(
     source: str,
     overridden: set[tuple[_Step, ...]],
 ) -> _T:
-    def description(place: Sequence[_Step]) -> str:
+    def source_of(place: Sequence[_Step]) -> str:
         by_option = any(tuple(place[: len(one)]) == one for one in overridden)
         return OVERRIDE_SOURCE if by_option else source
 
     for unknown, known in _unknown_keys(info, data, ()):
-        raise ConfigError(f"{description(unknown)}: {_unknown_message(unknown, known)}")
+        raise ConfigError(f"{source_of(unknown)}: {_unknown_message(unknown, known)}")
     try:
         return msgspec.convert(data, kind)
     except msgspec.ValidationError as error:
         place = _place_of(str(error))
         raise ConfigError(
-            f"{description(place)}: {_explain(str(error), place, info, data)}"
+            f"{source_of(place)}: {_explain(str(error), place, info, data)}"
         ) from error
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from error

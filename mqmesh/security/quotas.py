@@ -13,7 +13,7 @@ from mqmesh.security.access_list import AccessList, NamespaceQuota
 from mqmesh.token_bucket import TokenBucket
 
 MAX_WAIT_MS: Final = 60_000
-"""Longest wait in one answer; a client that tries again after it is told the rest."""
+"""Longest wait in one answer; a client that tries again after it gets the rest of the wait."""
 
 Rates = tuple[int | None, int | None]
 """Messages, and bytes, a second; None for as many as one likes."""

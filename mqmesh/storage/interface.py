@@ -267,7 +267,7 @@ class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
         damaged: Ranges of the log that are lost to bit rot and the like.
         writable: False once the store has stopped writing for good.
         oldest_timestamp: Wall clock at the beginning of the log, in ms; 0 if that is not known.
-        disk_used_percent: Used part of the disk, whoever uses it; 0 if it is not known.
+        disk_used_percent: Used part of the disk, by all programs; 0 if it is not known.
         disk_full: True while writes are refused because of that, or because the last one found
             no room.
         deleted_segments: Segments that retention has removed since the store was opened.

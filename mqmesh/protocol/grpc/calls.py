@@ -231,7 +231,7 @@ class GrpcConnection:
 
         Raises:
             RemoteProtocolError: The bytes are no HTTP/2. The connection is over; ``output`` has the
-                frame that tells the client so.
+                frame that reports this to the client.
         """
         if self.is_over:
             return None
