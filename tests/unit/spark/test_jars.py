@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from urllib.parse import quote
 
 import pytest
@@ -21,6 +22,15 @@ def test_a_folder_without_the_jar_of_delta_is_refused(tmp_path):
     assert len(jars.jar_files(tmp_path)) == 2
 
 
+@pytest.fixture
+def bare_pyspark(tmp_path, monkeypatch):
+    """A pyspark without jars: the tests need none that is installed."""
+    own = tmp_path / "pyspark"
+    own.mkdir()
+    monkeypatch.setattr(jars, "lacking_jars", partial(jars.lacking_jars, own=own))
+
+
+@pytest.mark.usefixtures("bare_pyspark")
 def test_what_was_fetched_is_known_the_next_time_while_it_is_there(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert jars.fetched_jars(PACKAGE) == []
@@ -47,6 +57,7 @@ def test_jars_that_pyspark_brings_are_left_out(tmp_path):
     assert jars.lacking_jars(fetched, tmp_path) == [fetched[0], fetched[3]]
 
 
+@pytest.mark.usefixtures("bare_pyspark")
 def test_a_note_that_cannot_be_written_is_done_without(tmp_path, monkeypatch):
     tmp_path.joinpath("cache").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -1,4 +1,4 @@
-"""What a session of Spark is told, as far as it needs no Spark."""
+"""Settings of a session of Spark that need no session to be tested."""
 
 from __future__ import annotations
 
