@@ -509,7 +509,8 @@ class Producer:
         Raises:
             InvalidArgument, NoRoute, ClientClosed, QueueFull: As for ``send_async``.
         """
-        left_ms = self._deadline(timeout_ms) - self._now_ms()
+        # Between the two looks at the clock a millisecond may end, and be the only one.
+        left_ms = max(self._deadline(timeout_ms) - self._now_ms(), 1)
         asking, correlation_id, future = self._requests.open(message, left_ms)
         if on_done is not None:
             future.add_done_callback(on_done)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
 import threading
 
@@ -391,3 +392,13 @@ def test_a_deleted_topic_is_told(world):
     future = producer.send_async(message())
     world.run(1_000)
     assert isinstance(future.exception(), TopicNotFound)
+
+
+def test_a_request_of_one_millisecond_is_sent_when_that_ends_between_two_looks(world, monkeypatch):
+    producer = world.producer()
+    ns = itertools.count(producer._clock_ns(), 1_000_000)
+    with monkeypatch.context() as patch:
+        patch.setattr(producer, "_clock_ns", lambda: next(ns))
+        producer.request_async(message(), timeout_ms=1).cancel()
+    world.run()
+    assert len(world.stored()) == 1
