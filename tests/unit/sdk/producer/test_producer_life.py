@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import sys
 import threading
 
@@ -394,11 +393,18 @@ def test_a_deleted_topic_is_told(world):
     assert isinstance(future.exception(), TopicNotFound)
 
 
-def test_a_request_of_one_millisecond_is_sent_when_that_ends_between_two_looks(world, monkeypatch):
+def test_a_request_of_one_millisecond_times_out_and_is_no_illegal_one(world, monkeypatch):
+    clock, ticks = world.network.clock, []
+
+    def monotonic_ns() -> int:
+        if ticks:
+            clock.advance(1)  # a millisecond ends between any two looks
+        return clock.monotonic_ms() * 1_000_000
+
+    monkeypatch.setattr(clock, "monotonic_ns", monotonic_ns)
     producer = world.producer()
-    ns = itertools.count(producer._clock_ns(), 1_000_000)
-    with monkeypatch.context() as patch:
-        patch.setattr(producer, "_clock_ns", lambda: next(ns))
-        producer.request_async(message(), timeout_ms=1).cancel()
-    world.run()
-    assert len(world.stored()) == 1
+    ticks.append(True)
+    future = producer.request_async(message(), timeout_ms=1)
+    ticks.clear()
+    world.run(2_000)
+    assert isinstance(future.exception(0), RequestTimeout)
